@@ -1,0 +1,8 @@
+# Copyright (c) 2026, the iofabric.sharing contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+COLLECTION := .build/collections/ansible_collections/iofabric/sharing
+
+$(COLLECTION):
+	mkdir -p $(dir $@)
+	ln -sfn $(CURDIR) $@
