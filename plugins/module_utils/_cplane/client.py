@@ -302,7 +302,9 @@ class Connection:
             raise ServerClosed(f"{what}: {error.strerror}") from None
         version = int.from_bytes(raw[4:8], "little") if len(raw) >= wire.HEADER_SIZE else wire.VERSION
         if version != wire.VERSION:
-            raise VersionMismatch(f"{what}: the server speaks version {version} of the wire format, this client {wire.VERSION}")
+            raise VersionMismatch(
+                f"{what}: the server speaks version {version} of the wire format, this client {wire.VERSION}"
+            )
         if len(raw) < wire.SIZE:
             raise ServerClosed(
                 f"{what}: the server closed the connection after {len(raw)} bytes of the reply"
@@ -456,8 +458,10 @@ def get_ctrlr_info(uri: str, directory: str = DIRECTORY, timeout: float = TIMEOU
     raise NotServed(f"no server in {directory} holds the controller {uri}")
 
 
-def ask_all(directory: str = DIRECTORY, timeout: float = TIMEOUT) -> Iterator[Tuple[int, Union[ServerInfo, CplaneError]]]:
-    """Yield (cplane_id, ServerInfo or CplaneError) for every socket in ``directory``, within ``timeout`` seconds."""
+def ask_all(
+    directory: str = DIRECTORY, timeout: float = TIMEOUT
+) -> Iterator[Tuple[int, Union[ServerInfo, CplaneError]]]:
+    """Yield (cplane_id, ServerInfo or CplaneError) for every socket in ``directory``, all within ``timeout``."""
     deadline = Deadline(timeout)
     ids = discover(directory)
     for position, cplane_id in enumerate(ids):

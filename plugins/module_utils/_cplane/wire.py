@@ -212,7 +212,10 @@ class Message:
         self.reserved = reserved
 
     def __repr__(self) -> str:
-        return f"Message({_name(self.op)}, index={self.index}, status={self.status}, nfds={self.nfds}, version={self.version}, {self.values})"
+        return (
+            f"Message({_name(self.op)}, index={self.index}, status={self.status},"
+            f" nfds={self.nfds}, version={self.version}, {self.values})"
+        )
 
     def number(self, name: str) -> int:
         """Return the integer field ``name``."""
