@@ -593,7 +593,8 @@ class Controller:
             pieces.append((address, length))
 
     def _check_inside(self, address: int, length: int) -> None:
-        if address + length > self._size:
+        # The first page of a heap is never given out, so an address there is one that was forgotten.
+        if not PAGE <= address <= self._size - length:
             raise Failure(nvme.DATA_TRANSFER_ERROR)
 
     # -- I/O ------------------------------------------------------------------------------------------------------
@@ -709,7 +710,7 @@ class Controller:
         if nbytes > PAGE << MDTS:
             raise Failure(nvme.INVALID_FIELD)
         pieces: Sequence[Tuple[int, int]]
-        if nbytes + (prp1 & 0xFFF) <= PAGE and not prp1 & 3 and prp1 + nbytes <= self._size:
+        if nbytes + (prp1 & 0xFFF) <= PAGE and not prp1 & 3 and PAGE <= prp1 <= self._size - nbytes:
             pieces = ((prp1, nbytes),)
         else:
             pieces = self._segments(prp1, prp2, nbytes)

@@ -252,7 +252,7 @@ class RawQueue:
 
 @pytest.fixture
 def raw() -> Callable[[ServerProcess], Raw]:
-    """Connect to a server."""
+    """Connect to a server. That alone does not mean that it has accepted: ask it something before counting."""
     return lambda server: Raw(server.path)
 
 
