@@ -112,13 +112,16 @@ def test_command_lines_that_are_wrong(arguments: List[str], capsys: pytest.Captu
         (["emu:a", "--socket-group", "no such group"], "no group"),
         (["emu:a", "--settings", "/nonexistent"], "settings"),
         (["emu:a?size=512T&path=/dev/null"], "not a regular file"),
+        (["emu:a", "emu:b?size=512T"], "emu:b: cannot map its"),
+        (["emu:a", "--heap-size", str(2**47)], "cannot get what 1 controllers"),
+        (["emu:a", "--directory", "/nonexistent"], "/nonexistent"),
     ],
 )
 def test_servers_that_cannot_start(
     start: Callable[..., Any], tmp_path: Path, arguments: List[str], words: str
 ) -> None:
     """Exit 1, one line that says why, and nothing is left."""
-    server = start(*arguments, wait=False)
+    server = start(arguments=tuple(arguments), wait=False)
     assert server.process.wait(20) == 1
     assert words in server.errors()
     assert server.errors().startswith("xnvme-cplaned: ")
