@@ -110,11 +110,11 @@ def test_command_lines_that_are_wrong(arguments: List[str], capsys: pytest.Captu
         (["0000:81:00.0"], "emulated controllers only"),
         (["emu:a", "--heap-size", "4096"], "too small"),
         (["emu:a", "--socket-group", "no such group"], "no group"),
-        (["emu:a", "--settings", "/nonexistent"], "settings"),
+        (["emu:a", "--settings", "/proc/nowhere"], "settings"),
         (["emu:a?size=512T&path=/dev/null"], "not a regular file"),
         (["emu:a", "emu:b?size=512T"], "emu:b: cannot map its"),
         (["emu:a", "--heap-size", str(2**47)], "cannot get what 1 controllers"),
-        (["emu:a", "--directory", "/nonexistent"], "/nonexistent"),
+        (["emu:a", "--directory", "/proc/nowhere"], "/proc/nowhere"),
     ],
 )
 def test_servers_that_cannot_start(
