@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 
 class SharingError(Exception):
@@ -108,17 +108,31 @@ class Report:
     warnings: List[str] = field(default_factory=list)
 
 
+def run_plan(plan: Plan, check: bool, perform: Callable[[Action], None]) -> Tuple[Report, List[Outcome]]:
+    """Predict or apply a plan whose commands are their own proof, and start the report of it."""
+    outcomes = plan.predict() if check else plan.apply(perform)
+    report = Report({})
+    for outcome in outcomes:
+        item = outcome.item
+        report.before.append(f"{item.name}: {item.before}")
+        report.after.append(f"{item.name}: {item.before if outcome.error else item.after}")
+        report.changed = report.changed or bool(outcome.done)
+        if outcome.error is not None:
+            report.errors.append((item.name, outcome.error))
+    return report, outcomes
+
+
 def failure_sentence(errors: Sequence[Tuple[str, SharingError]], total: int, what: str) -> str:
     """One sentence for all failed elements: the first one's own words, and how many more there are."""
     name, first = errors[0]
-    text = first.message if name in first.message or not name else "%s: %s" % (name, first.message)
+    text = first.message if name in first.message or not name else f"{name}: {first.message}"
     if total == 1:
         return text
     return "%d of %d %s failed: %s" % (len(errors), total, what, "; ".join([text, *_others(errors[1:])]))
 
 
 def _others(errors: Sequence[Tuple[str, SharingError]]) -> List[str]:
-    texts = [e.message if name in e.message else "%s: %s" % (name, e.message) for name, e in errors[:7]]
+    texts = [e.message if name in e.message else f"{name}: {e.message}" for name, e in errors[:7]]
     if len(errors) > 7:
         texts.append("and %d more (see errors)" % (len(errors) - 7))
     return texts
@@ -143,21 +157,16 @@ class Deadline:
         """Seconds that remain, never below zero."""
         return max(0.0, self._end - self._clock())
 
-    def pauses(self, first: float = 0.05, most: float = 2.0, sleep: Callable[[float], None] = time.sleep) -> Iterator[int]:
-        """Yield a count of tries, sleeping between them with growing pauses, until the time is up.
+    def pauses(
+        self, first: float = 0.05, most: float = 2.0, sleep: Callable[[float], None] = time.sleep
+    ) -> Iterator[bool]:
+        """Pace the tries of a loop, with growing pauses between them; yields whether a try is the last one.
 
-        There is always a first try, and a last one when the deadline has just passed.
+        There is always a first try, and the last one comes when the time is just up.
         """
-        pause, tries = first, 0
-        while True:
-            yield tries
-            left = self.left()
-            if left <= 0:
-                return
-            sleep(min(pause, left))
-            pause, tries = min(pause * 1.6, most), tries + 1
-
-
-def text_of(mapping: Mapping[str, object]) -> str:
-    """``key=value`` pairs in a stable order, for names of elements in messages."""
-    return " ".join("%s=%s" % (key, mapping[key]) for key in mapping if mapping[key] is not None)
+        pause, last = first, False
+        while not last:
+            last = self.left() <= 0
+            yield last
+            sleep(min(pause, self.left()))
+            pause = min(pause * 1.6, most)

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence
 
-from .errors import ToolError, ToolMissing, spell
+from .errors import ToolError, ToolUnusable, spell
 
 # More than any pool prints; the rest of a longer output is read and thrown away.
 KEPT_BYTES = 1 << 20
@@ -39,7 +39,7 @@ class Finished:
 class _Output:
     """What a child prints, kept up to KEPT_BYTES a stream."""
 
-    def __init__(self, child: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, child: subprocess.Popen[bytes]) -> None:
         self._selector = selectors.DefaultSelector()
         self._kept: Dict[int, bytearray] = {}
         self._files: List[int] = []
@@ -82,7 +82,7 @@ def _read(fd: int) -> Optional[bytes]:
 def run(command: Sequence[str], limit: float) -> Finished:
     """Run ``command`` without terminal and standard input, in the C locale, for at most ``limit`` seconds.
 
-    Raises ToolMissing where it cannot be started, ToolError where it did not end in time; then it has been killed
+    Raises ToolUnusable where it cannot be started, ToolError where it did not end in time; then it has been killed
     together with its process group, and is not waited for any longer if even that does not end it.
     """
     child = _start(command)
@@ -99,7 +99,7 @@ def run(command: Sequence[str], limit: float) -> Finished:
     return Finished(child.returncode, stdout, stderr)
 
 
-def _start(command: Sequence[str]) -> "subprocess.Popen[bytes]":
+def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
     try:
         # A session of its own takes the terminal away: a tool that asks can only read the end of file.
         return subprocess.Popen(
@@ -111,13 +111,13 @@ def _start(command: Sequence[str]) -> "subprocess.Popen[bytes]":
             start_new_session=True,
         )
     except OSError as error:
-        raise ToolMissing(
-            "'%s' cannot be run: %s; install it, make it executable, or give its path" % (command[0], (error.strerror or str(error)).lower()),
+        raise ToolUnusable(
+            f"'{command[0]}' cannot be run: {(error.strerror or str(error)).lower()}; install it, make it executable, or give its path",
             command=list(command),
         ) from error
 
 
-def _wait(child: "subprocess.Popen[bytes]", output: _Output, limit: float) -> bool:
+def _wait(child: subprocess.Popen[bytes], output: _Output, limit: float) -> bool:
     end = time.monotonic() + limit
     pause = 0.001
     while child.poll() is None:
@@ -143,7 +143,7 @@ def _drain(output: _Output) -> None:
             return
 
 
-def _end(child: "subprocess.Popen[bytes]") -> None:
+def _end(child: subprocess.Popen[bytes]) -> None:
     if child.poll() is None:
         try:
             os.killpg(child.pid, signal.SIGKILL)
@@ -160,5 +160,9 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
 def _too_slow(command: Sequence[str], limit: float, stdout: str, stderr: str) -> ToolError:
     said = "\n".join(part.strip()[-2000:] for part in (stderr, stdout) if part.strip())
     asked = said.rstrip().endswith(("?", ":", "]", ")")) and not said.rstrip().endswith("...")
-    hint = "it may have asked a question that nobody can answer here" if asked else "see whether it hangs when run by hand"
-    return ToolError("'%s' did not end within %g seconds and was killed; %s" % (spell(command), limit, hint), command, None, said, hint)
+    hint = (
+        "it may have asked a question that nobody can answer here" if asked else "see whether it hangs when run by hand"
+    )
+    return ToolError(
+        f"'{spell(command)}' did not end within {limit:g} seconds and was killed; {hint}", command, None, said, hint
+    )

@@ -44,7 +44,9 @@ class ToolError(SharingError):
     ``errno`` is the exit status, or None where the command did not end by itself with one.
     """
 
-    def __init__(self, message: str, command: Sequence[str], status: Optional[int], output: str, hint: str = "", **more: object) -> None:
+    def __init__(
+        self, message: str, command: Sequence[str], status: Optional[int], output: str, hint: str = "", **more: object
+    ) -> None:
         super().__init__(message, command=list(command), rc=status, output=output, hint=hint, **more)
         self.errno = status if status is not None and status > 0 else None
 
@@ -56,6 +58,10 @@ class ToolError(SharingError):
 
 class ToolMissing(SharingError):
     """The tool is not installed where it was looked for."""
+
+
+class ToolUnusable(SharingError):
+    """The tool is there and cannot be run."""
 
 
 class ToolUnreadable(SharingError):
@@ -76,13 +82,13 @@ def status_words(status: int) -> str:
     name = errno_name(status)
     meaning = _MEANINGS.get(status)
     numbered = name if name.startswith("exit") else "%s (%d)" % (name, status)
-    return "%s, %s" % (numbered, meaning) if meaning else numbered
+    return f"{numbered}, {meaning}" if meaning else numbered
 
 
 def exited(command: Sequence[str], status: int, output: str, kernel_log: List[str], where: str) -> ToolError:
     """The error for a command that ended with a non-zero exit status."""
     hint = _HINTS.get(status, "the command's output and the kernel log may hold the reason")
-    message = "'%s' failed%s: %s; %s" % (spell(command), where, status_words(status), hint)
+    message = f"'{spell(command)}' failed{where}: {status_words(status)}; {hint}"
     return ToolError(message, command, status, output, hint, errno_name=errno_name(status), kernel_log=kernel_log)
 
 

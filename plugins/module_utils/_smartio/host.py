@@ -8,14 +8,26 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, field
-from typing import Iterator, List, Optional
+from typing import Callable, Iterator, List, Optional
 
 from .._pci.sysfs import Sysfs
-from .._plan import Deadline
+from .._plan import Deadline, Report, SharingError
 from .errors import LedgerError
 from .kernel_log import related_lines
 from .ledger import Ledger, LedgerStore, Stamp
 from .tool import SmartioTool, find_tool
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a node keeps its things: program, folders, and the seconds that a run may wait."""
+
+    tool: str
+    sysfs: str
+    proc: str
+    dev: str
+    state_dir: str
+    timeout: float
 
 
 @dataclass
@@ -44,23 +56,24 @@ class Host:
         try:
             self.store.save(ledger)
         except LedgerError as error:
-            self.warnings.append("what was done is not remembered: %s" % error.message)
+            self.warnings.append(f"what was done is not remembered: {error.message}")
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where a node keeps its things: program, folders, and the seconds that a run may wait."""
+class Resource:
+    """What a module manages. ``run`` observes, plans and (unless its second argument, check, is true) applies;
+    ``pending`` answers for check mode where the tool is not installed yet; ``what`` names the elements in a failure.
+    """
 
-    tool: str
-    sysfs: str
-    proc: str
-    dev: str
-    state_dir: str
-    timeout: float
+    what: str
+    run: Callable[[Host, bool], Report]
+    pending: Callable[[Places], Report]
 
 
 def open_host(places: Places) -> Host:
-    """The node at ``places``. Raises ToolMissing; nothing is run."""
+    """The node at ``places``. Raises ToolMissing or ToolUnusable; nothing is run."""
+    if not places.timeout >= 0 or places.timeout == float("inf"):
+        raise SharingError(f"timeout: {places.timeout!r} is not a number of seconds from 0 on")
     sysfs = Sysfs(places.sysfs)
 
     def kernel_log(subjects: List[str]) -> List[str]:
@@ -84,6 +97,8 @@ def _stamp(sysfs: Sysfs, proc: str) -> Optional[Stamp]:
 def _boot_id(proc: str) -> str:
     # A software node's /proc is a small one; the boot is the machine's in any case.
     for root in (proc, "/proc"):
-        with contextlib.suppress(OSError), open(os.path.join(root, "sys/kernel/random/boot_id"), encoding="ascii", errors="replace") as file:
+        with contextlib.suppress(OSError), open(
+            os.path.join(root, "sys/kernel/random/boot_id"), encoding="ascii", errors="replace"
+        ) as file:
             return file.read().strip()
     return ""

@@ -44,43 +44,32 @@ class Ledger:
     """BDFs that this collection added to the pool."""
     available: Dict[str, Optional[str]] = field(default_factory=dict)
     """BDF -> driver that sysfs showed after the device was made available (normally None)."""
-    p2p: Dict[str, "PairState"] = field(default_factory=dict)
+    p2p: Dict[str, PairState] = field(default_factory=dict)
     """pair_key() -> what was last set for it."""
     settings: Dict[str, str] = field(default_factory=dict)
     """Parameters of the kernel module that were set."""
     scanned: List[int] = field(default_factory=list)
     """Node ids of transparent trees that were scanned."""
-    labels: Dict[str, List[str]] = field(default_factory=dict)
-    """Label -> fdids borrowed under it."""
+    borrowed: Dict[str, Optional[str]] = field(default_factory=dict)
+    """fdid -> label (None without one) of every device that was borrowed."""
 
-    def label_of(self, fdid: str) -> Optional[str]:
-        """The label that a device was borrowed under, if any."""
-        for label, fdids in self.labels.items():
-            if fdid in fdids:
-                return label
-        return None
-
-    def set_label(self, fdid: str, label: Optional[str]) -> None:
-        """Give a borrowed device its label, or (None) take every label off it."""
-        for name in list(self.labels):
-            self.labels[name] = [other for other in self.labels[name] if other != fdid]
-            if not self.labels[name]:
-                del self.labels[name]
-        if label:
-            self.labels.setdefault(label, []).append(fdid)
+    def forget_device(self, fdid: str) -> None:
+        """Forget a borrowed device that was returned, and the p2p pairs that it was in."""
+        self.borrowed.pop(fdid, None)
+        self.p2p = {key: pair for key, pair in self.p2p.items() if fdid not in key.split()[:2]}
 
 
 @dataclass(frozen=True)
 class PairState:
-    """A p2p pair's last setting, with the inodes that both virtual devices had in sysfs then."""
+    """A p2p pair's last setting, and what both virtual devices were then: BDF and inode in sysfs, as one text each."""
 
     enabled: bool
-    inodes: Tuple[int, int]
+    vdevs: Tuple[str, str]
 
 
 def pair_key(source: str, destination: str, bar: Optional[int]) -> str:
     """The ledger's key of a p2p pair."""
-    return "%s %s %s" % (source, destination, "-" if bar is None else bar)
+    return "{} {} {}".format(source, destination, "-" if bar is None else bar)
 
 
 class LedgerStore:
@@ -132,7 +121,9 @@ class LedgerStore:
     def _open_lock(self) -> int:
         try:
             os.makedirs(self.state_dir, mode=0o755, exist_ok=True)
-            return os.open(os.path.join(self.state_dir, _LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            return os.open(
+                os.path.join(self.state_dir, _LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
         except OSError as error:
             raise self._unusable(error) from error
 
@@ -147,14 +138,12 @@ class LedgerStore:
             return
         holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
         raise LedgerError(
-            "the state folder %s is locked by another run (pid %s) for more than %g seconds; wait for it, or raise 'timeout'"
-            % (self.state_dir, holder, deadline.seconds)
+            f"the state folder {self.state_dir} is locked by another run (pid {holder}) for more than {deadline.seconds:g} seconds; wait for it, or raise 'timeout'"
         )
 
     def _unusable(self, error: OSError) -> LedgerError:
         return LedgerError(
-            "the state folder %s cannot be used: %s; run as root (become: true), or give another 'state_dir'"
-            % (self.state_dir, (error.strerror or str(error)).lower())
+            f"the state folder {self.state_dir} cannot be used: {(error.strerror or str(error)).lower()}; run as root (become: true), or give another 'state_dir'"
         )
 
 
@@ -166,10 +155,10 @@ def _to_json(ledger: Ledger, stamp: Stamp) -> Dict[str, object]:
         "connections": [list(connection) for connection in ledger.connections],
         "added": ledger.added,
         "available": ledger.available,
-        "p2p": {key: {"enabled": pair.enabled, "inodes": list(pair.inodes)} for key, pair in ledger.p2p.items()},
+        "p2p": {key: {"enabled": pair.enabled, "vdevs": list(pair.vdevs)} for key, pair in ledger.p2p.items()},
         "settings": ledger.settings,
         "scanned": ledger.scanned,
-        "labels": ledger.labels,
+        "borrowed": ledger.borrowed,
     }
 
 
@@ -178,19 +167,23 @@ def _from_json(data: Dict[str, object], stamp: Stamp) -> Ledger:
     if data["format"] != FORMAT or data["boot_id"] != stamp.boot_id or data["module"] != list(stamp.module):
         raise ValueError("of another boot, module load or format")
     return Ledger(
-        connections=[(_int(node), _int(adapter)) for node, adapter in _list(data["connections"])],
+        connections=[(_int(node), _int(adapter)) for node, adapter in map(_list, _list(data["connections"]))],
         added=[_text(bdf) for bdf in _list(data["added"])],
-        available={_text(bdf): None if driver is None else _text(driver) for bdf, driver in _dict(data["available"]).items()},
+        available=_optional_texts(data["available"]),
         p2p={_text(key): _pair(_dict(pair)) for key, pair in _dict(data["p2p"]).items()},
         settings={_text(name): _text(value) for name, value in _dict(data["settings"]).items()},
         scanned=[_int(node) for node in _list(data["scanned"])],
-        labels={_text(label): [_text(fdid) for fdid in _list(fdids)] for label, fdids in _dict(data["labels"]).items()},
+        borrowed=_optional_texts(data["borrowed"]),
     )
 
 
 def _pair(data: Dict[object, object]) -> PairState:
-    source, destination = _list(data["inodes"])
-    return PairState(data["enabled"] is True, (_int(source), _int(destination)))
+    source, destination = _list(data["vdevs"])
+    return PairState(data["enabled"] is True, (_text(source), _text(destination)))
+
+
+def _optional_texts(value: object) -> Dict[str, Optional[str]]:
+    return {_text(key): None if text is None else _text(text) for key, text in _dict(value).items()}
 
 
 def _list(value: object) -> List[object]:

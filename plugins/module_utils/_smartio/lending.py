@@ -11,15 +11,17 @@ here whether a device is borrowed, so taking back needs somebody's word that the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .._pci import usage
+from .._pci.names import describe
+from .._pci.sysfs import PciDevice, Sysfs
 from .._plan import Action, Deadline, Item, Outcome, Plan, Report, SharingError
-from .host import Host
+from .host import Host, Resource
 from .ledger import Ledger
 from .model import AVAILABLE, UNAVAILABLE, PoolEntry
 from .pool import Pool, find_local
-from .wishes import Catalogue, Target, Wish, resolve
+from .wishes import Catalogue, Target, Wish, elements_of, resolve, wish_from
 
 PRESENT, ABSENT, LENT = "present", "absent", "lent"
 STATES = (PRESENT, AVAILABLE, UNAVAILABLE, ABSENT)
@@ -103,7 +105,7 @@ def refusal(device: LocalDevice, want: str, options: Options) -> Optional[Sharin
     """Why ``want`` must not be carried out; None where it may, or where nothing is to be done."""
     steps = commands(want, _acting_state(device, want, options))
     if device.doubt and device.entry is None:
-        return SharingError("%s: %s; nothing was done" % (device.bdf, device.doubt))
+        return SharingError(f"{device.bdf}: {device.doubt}; nothing was done")
     if not steps:
         return None
     if "available" in steps and device.never:
@@ -113,8 +115,9 @@ def refusal(device: LocalDevice, want: str, options: Options) -> Optional[Sharin
     known = device.state in (ABSENT, UNAVAILABLE, AVAILABLE, LENT)
     if not known:
         return SharingError(
-            "%s: 'smartio_tool list' shows it as [%s], a word that nobody here knows; nothing was done, force: true acts on it"
-            % (device.bdf, device.entry.word if device.entry else "")
+            "{}: 'smartio_tool list' shows it as [{}], a word that nobody here knows; nothing was done, force: true acts on it".format(
+                device.bdf, device.entry.word if device.entry else ""
+            )
         )
     if "available" in steps and device.reasons:
         return _in_use(device, "free it first, or give force: true", device.reasons)
@@ -122,7 +125,7 @@ def refusal(device: LocalDevice, want: str, options: Options) -> Optional[Sharin
 
 
 def _in_use(device: LocalDevice, advice: str, reasons: Sequence[str]) -> SharingError:
-    return SharingError("%s is in use: %s; %s" % (device.bdf, "; ".join(reasons), advice), in_use=list(reasons))
+    return SharingError("{} is in use: {}; {}".format(device.bdf, "; ".join(reasons), advice), in_use=list(reasons))
 
 
 def _taking_back(device: LocalDevice, steps: Sequence[str], options: Options) -> Optional[SharingError]:
@@ -131,13 +134,13 @@ def _taking_back(device: LocalDevice, steps: Sequence[str], options: Options) ->
     if device.state == LENT:
         word = device.entry.word if device.entry else ""
         return SharingError(
-            "%s is lent ('smartio_tool list' shows it as [%s]): return it on its borrower first, or give force: true" % (device.bdf, word)
+            f"{device.bdf} is lent ('smartio_tool list' shows it as [{word}]): return it on its borrower first, or give force: true"
         )
     if options.borrowers_checked:
         return None
     return SharingError(
-        "%s is available, and a lender cannot see whether somebody has borrowed it: check every borrower and give "
-        "borrowers_checked: true, or force: true" % device.bdf
+        f"{device.bdf} is available, and a lender cannot see whether somebody has borrowed it: check every borrower and give "
+        "borrowers_checked: true, or force: true"
     )
 
 
@@ -195,29 +198,17 @@ class Lending:
             outcomes = plan.apply(lambda action: self._perform(action, ledger))
             return _report(before, self._read_back(outcomes, before, pool, ledger), outcomes, errors)
 
-    def pending(self) -> Report:
-        """The answer of check mode where the tool is not installed yet: nothing can be told, all may change."""
-        catalogue = Catalogue(self._present, self._host.sysfs.serial, self._sysfs_names)
-        targets, errors = resolve(self._wishes, catalogue, self._options.allow_empty)
-        devices = [_result(LocalDevice(target.bdf), None, UNAVAILABLE if target.state == PRESENT else target.state, "pending") for target in targets]
-        for device in devices:
-            device["before"] = None
-        return Report({"devices": devices, "pending": True}, changed=bool(targets), errors=errors)
-
     def _resolve(self, pool: Pool) -> Tuple[List[Target], List[Tuple[str, SharingError]]]:
         entries: Dict[str, PoolEntry] = {}
+        host = self._host
 
         def names(bdf: str) -> List[str]:
             if not entries:
                 entries.update(find_local(pool, self._present, self._present).found)
             known = [entries[bdf].name] if bdf in entries else []
-            return known + self._sysfs_names(bdf)
+            return known + _names(host.sysfs, self._present[bdf])
 
-        return resolve(self._wishes, Catalogue(self._present, self._host.sysfs.serial, names), self._options.allow_empty)
-
-    def _sysfs_names(self, bdf: str) -> List[str]:
-        sysfs = self._host.sysfs
-        return [name for name in (sysfs.model(bdf), sysfs.describe(self._present[bdf])) if name]
+        return resolve(self._wishes, Catalogue(self._present, host.sysfs.serial, names), self._options.allow_empty)
 
     def _purged(self, ledger: Ledger, targets: Sequence[Target]) -> List[str]:
         """The BDFs that this collection added and that are not named any more."""
@@ -298,6 +289,39 @@ class Lending:
                 after[bdf] = replace(device, lent_here=True, driver_then=device.driver)
 
 
+def _names(sysfs: Sysfs, device: PciDevice) -> List[str]:
+    return [name for name in (sysfs.model(device.bdf), describe(device)) if name]
+
+
+def resource(params: Mapping[str, Any]) -> Resource:
+    """The resource of smartio_device for a module's parameters."""
+    options = Options(
+        force=params["force"],
+        borrowers_checked=params["borrowers_checked"],
+        skip_in_use=params["on_in_use"] == "skip",
+        allow_empty=params["allow_empty"],
+        purge=params["purge"],
+    )
+    wishes = [wish_from(element, params["state"]) for element in elements_of(params)]
+    return Resource(
+        what="devices",
+        run=lambda host, check: Lending(host, wishes, options).run(check),
+        pending=lambda places: _pending(Sysfs(places.sysfs), wishes, options),
+    )
+
+
+def _pending(sysfs: Sysfs, wishes: Sequence[Wish], options: Options) -> Report:
+    """The answer of check mode where the tool is not installed yet: nothing can be told, all may change."""
+    present = sysfs.devices()
+    catalogue = Catalogue(present, sysfs.serial, lambda bdf: _names(sysfs, present[bdf]))
+    targets, errors = resolve(wishes, catalogue, options.allow_empty)
+    rows = []
+    for target in targets:
+        state = UNAVAILABLE if target.state == PRESENT else target.state
+        rows.append({**_result(LocalDevice(target.bdf), None, state, "pending"), "before": None})
+    return Report({"devices": rows, "pending": True}, changed=bool(rows), errors=errors)
+
+
 def _settled(outcome: Outcome, device: LocalDevice) -> bool:
     """Whether the device is shown as it should be now; one whose command failed is not waited for."""
     if outcome.error is not None or device.state == outcome.item.after:
@@ -305,11 +329,12 @@ def _settled(outcome: Outcome, device: LocalDevice) -> bool:
     return outcome.item.after == AVAILABLE and device.state == LENT
 
 
-def _not_confirmed(outcome: Outcome, device: LocalDevice, deadline: Deadline, failure: Optional[SharingError]) -> SharingError:
-    seen = failure.message if failure else device.doubt or "last seen as %s" % device.state
+def _not_confirmed(
+    outcome: Outcome, device: LocalDevice, deadline: Deadline, failure: Optional[SharingError]
+) -> SharingError:
+    seen = failure.message if failure else device.doubt or f"last seen as {device.state}"
     return SharingError(
-        "%s: 'smartio_tool %s' succeeded, but the device was not seen as %s within %g seconds (%s); run again, or look at 'smartio_tool list'"
-        % (device.bdf, outcome.done[-1].command, outcome.item.after, deadline.seconds, seen)
+        f"{device.bdf}: 'smartio_tool {outcome.done[-1].command}' succeeded, but the device was not seen as {outcome.item.after} within {deadline.seconds:g} seconds ({seen}); run again, or look at 'smartio_tool list'"
     )
 
 
@@ -326,8 +351,8 @@ def _report(
         bdf = outcome.item.name
         state = outcome.item.after if after is None else after[bdf].state
         devices.append(_result(before[bdf], None if after is None else after[bdf], state, outcome.action))
-        report.before.append("%s: %s" % (bdf, outcome.item.before))
-        report.after.append("%s: %s" % (bdf, state))
+        report.before.append(f"{bdf}: {outcome.item.before}")
+        report.after.append(f"{bdf}: {state}")
         report.changed = report.changed or bool(outcome.done)
         if outcome.error is not None:
             report.errors.append((bdf, outcome.error))

@@ -24,7 +24,9 @@ def normalise_fdid(value: object) -> str:
     """
     match = _FDID.match(str(value).strip()) if isinstance(value, (str, int)) and not isinstance(value, bool) else None
     if match is None:
-        raise SharingError("%s is not a fabric device id: give hexadecimal digits as 'smartio_tool list' prints them, quoted" % ascii(value))
+        raise SharingError(
+            f"{value!a} is not a fabric device id: give hexadecimal digits as 'smartio_tool list' prints them, quoted"
+        )
     return match.group(1).lower().lstrip("0") or "0"
 
 

@@ -93,7 +93,9 @@ def parse_show(fdid: str, text: str) -> FabricDevice:
         elif key in _SHOW_BDF:
             fields.setdefault(_SHOW_BDF[key], find_bdf(value))
     if not fields:
-        raise ToolUnreadable("'smartio_tool show %s' printed nothing that can be read as 'Key: value' lines" % fdid, output=text[:2000])
+        raise ToolUnreadable(
+            f"'smartio_tool show {fdid}' printed nothing that can be read as 'Key: value' lines", output=text[:2000]
+        )
     return FabricDevice(fdid=fdid, **fields)
 
 
@@ -109,7 +111,7 @@ def _number(value: str) -> Optional[int]:
 def find_bdf(text: str) -> Optional[str]:
     """The first BDF in a text, in full and lower case, or None."""
     match = _BDF.search(text)
-    return "%s:%s" % ((match.group(1) or "0000").lower(), match.group(2).lower()) if match else None
+    return "{}:{}".format((match.group(1) or "0000").lower(), match.group(2).lower()) if match else None
 
 
 def parse_borrow(text: str) -> Borrowed:

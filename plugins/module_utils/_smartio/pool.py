@@ -40,6 +40,10 @@ class Pool:
             self._own = frozenset(self._tool.node_ids().values())
         return self._own
 
+    def forget(self, fdid: str) -> None:
+        """Ask ``show`` again the next time."""
+        self.shown.pop(fdid, None)
+
     def show(self, fdid: str) -> Optional[FabricDevice]:
         """What ``show`` says, asked once; None where it failed (see ``failed``)."""
         if fdid not in self.shown and fdid not in self.failed:
@@ -94,7 +98,7 @@ def find_local(pool: Pool, wanted: Iterable[str], devices: Mapping[str, PciDevic
         elif bdfs or reason:
             local.doubts[entry.fdid], local.suspects[entry.fdid] = reason, bdfs
     if pool.unread:
-        local.doubts["list"] = "'smartio_tool list' printed what cannot be read: %s" % pool.unread[0]
+        local.doubts["list"] = f"'smartio_tool list' printed what cannot be read: {pool.unread[0]}"
         local.suspects["list"] = frozenset()
     return local
 
@@ -112,11 +116,13 @@ def _doubt_failed(pool: Pool, entry: PoolEntry, local: LocalEntries) -> None:
     """A device whose ``show`` failed: one that has just left the pool, or that an unreachable node owns, is not ours."""
     error = pool.failed[entry.fdid]
     if error.details.get("errno_name") not in ("ENODEV", "EIO"):
-        local.doubts[entry.fdid] = "pool device %s could not be looked at (%s)" % (entry.fdid, error.message)
+        local.doubts[entry.fdid] = f"pool device {entry.fdid} could not be looked at ({error.message})"
         local.suspects[entry.fdid] = frozenset()
 
 
-def identify(device: FabricDevice, own_nodes: FrozenSet[int], devices: Mapping[str, PciDevice]) -> Tuple[FrozenSet[str], str]:
+def identify(
+    device: FabricDevice, own_nodes: FrozenSet[int], devices: Mapping[str, PciDevice]
+) -> Tuple[FrozenSet[str], str]:
     """Which of this node's ``devices`` a pool device is: (BDFs that it may be, reason for doubt).
 
     One BDF and no reason: that one. None and no reason: a device of another node. NodeId decides, then Location; an
@@ -127,9 +133,12 @@ def identify(device: FabricDevice, own_nodes: FrozenSet[int], devices: Mapping[s
         return frozenset(), ""
     bdfs = _bdfs(device, devices)
     if own is None and bdfs:
-        return bdfs, "it cannot be told which node owns pool device %s: 'show' names none that 'dis_config -gn' confirms" % device.fdid
+        return (
+            bdfs,
+            f"it cannot be told which node owns pool device {device.fdid}: 'show' names none that 'dis_config -gn' confirms",
+        )
     if own and len(bdfs) != 1 and not device.bdf:
-        return bdfs, "it cannot be told which local device pool device %s is: 'show' gives no BDF" % device.fdid
+        return bdfs, f"it cannot be told which local device pool device {device.fdid} is: 'show' gives no BDF"
     return bdfs, ""
 
 

@@ -14,7 +14,7 @@ from typing import Callable, Dict, List, Optional, Tuple
 
 from . import output
 from .command import Finished, run
-from .errors import ToolError, ToolMissing, exited, spell
+from .errors import ToolError, ToolMissing, ToolUnusable, exited, spell
 from .model import Borrowed, FabricDevice, PoolList
 
 # Each command's own limit in seconds, whatever the deadline of the whole run.
@@ -27,7 +27,7 @@ _QUESTION = re.compile(r"\[?\(?\b[yY](?:es)?\s*/\s*[nN](?:o)?\b\]?\)?[ :?]*\Z|\?
 def find_tool(path: str) -> str:
     """The program to run for ``path``: as given when it has a folder, else on PATH, else where the vendor installs.
 
-    Raises ToolMissing that says where it was looked for, or what is wrong with the file.
+    Raises ToolMissing that says where it was looked for, or ToolUnusable that says what is wrong with the file.
     """
     if "/" in path:
         return _executable(path)
@@ -37,16 +37,16 @@ def find_tool(path: str) -> str:
         if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
             return candidate
     raise ToolMissing(
-        "%s is not on PATH nor in %s: install the SmartIO software, or give its path with 'tool'" % (path, _VENDOR_FOLDER),
+        f"{path} is not on PATH nor in {_VENDOR_FOLDER}: install the SmartIO software, or give its path with 'tool'",
         searched=folders,
     )
 
 
 def _executable(path: str) -> str:
     if not os.path.exists(path):
-        raise ToolMissing("%s does not exist: install the SmartIO software, or correct 'tool'" % path)
+        raise ToolMissing(f"{path} does not exist: install the SmartIO software, or correct 'tool'")
     if not os.path.isfile(path) or not os.access(path, os.X_OK):
-        raise ToolMissing("%s is not an executable file: correct 'tool', or its mode (chmod +x)" % path)
+        raise ToolUnusable(f"{path} is not an executable file: correct 'tool', or its mode (chmod +x)")
     return path
 
 
@@ -138,7 +138,7 @@ class SmartioTool:
             return {}
         try:
             finished = run([beside, "-gn"], self._limit)
-        except (ToolMissing, ToolError):
+        except (ToolUnusable, ToolError):
             return {}
         return output.parse_node_ids(finished.stdout) if finished.status == 0 else {}
 
@@ -171,5 +171,9 @@ class SmartioTool:
                 finished.status,
                 finished.output,
             )
-        asked = "" if not _QUESTION.search(finished.output.strip()) else " (it asked a question, which nobody can answer here)"
+        asked = (
+            ""
+            if not _QUESTION.search(finished.output.strip())
+            else " (it asked a question, which nobody can answer here)"
+        )
         return exited(command, finished.status, finished.output, self._kernel_log(list(args)), asked)

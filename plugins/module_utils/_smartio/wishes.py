@@ -7,22 +7,32 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Mapping, Optional, Pattern, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Pattern, Sequence, Tuple
 
 from .._pci import lspci_filter
+from .._pci.address import printable
 from .._pci.address import resolve as resolve_bdf
 from .._pci.sysfs import PciDevice
 from .._plan import SharingError
 
 
-def hex_id(value: object, option: str, digits: int = 4) -> Optional[str]:
-    """A vendor, device or class id as people write it (``10de``, ``0x10DE``), lower case; None stays None."""
-    if value is None:
-        return None
-    match = re.match(r"(?:0[xX])?([0-9a-fA-F]{1,%d})\Z" % digits, str(value))
+def hex_id(value: object, option: str) -> Optional[str]:
+    """A vendor or device id as people write it (``10de``, ``0x10DE``) in four lower-case digits; None stays None."""
+    return None if value is None else _hex_digits(value, option, 4).rjust(4, "0")
+
+
+def hex_prefix(value: object, option: str) -> Optional[str]:
+    """The first digits of a class code (``01``, ``0108``, ``0x010802``), lower case; None stays None."""
+    return None if value is None else _hex_digits(value, option, 6)
+
+
+def _hex_digits(value: object, option: str, most: int) -> str:
+    match = re.match(r"(?:0[xX])?([0-9a-fA-F]{1,%d})\Z" % most, str(value))
     if match is None:
-        raise SharingError("%s: %s is not a hexadecimal id of at most %d digits; quote it, as in \"10de\"" % (option, ascii(value), digits))
-    return match.group(1).lower().rjust(min(4, digits), "0") if digits == 4 else match.group(1).lower()
+        raise SharingError(
+            "%s: %s is not a hexadecimal id of at most %d digits; quote it" % (option, ascii(value), most)
+        )
+    return match.group(1).lower()
 
 
 def pattern(value: Optional[str], option: str) -> Optional[Pattern[str]]:
@@ -30,7 +40,48 @@ def pattern(value: Optional[str], option: str) -> Optional[Pattern[str]]:
     try:
         return None if value is None else re.compile(value)
     except re.error as error:
-        raise SharingError("%s: %s is not a regular expression: %s" % (option, ascii(value), error)) from error
+        raise SharingError(f"{option}: {value!a} is not a regular expression: {error}") from error
+
+
+def elements_of(params: Mapping[str, Any]) -> List[Mapping[str, Any]]:
+    """The elements of a module call: the list ``devices``, or the one element that the call itself describes."""
+    return [params] if params["devices"] is None else list(params["devices"])
+
+
+def written(element: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """How an element names itself in messages: the first of ``keys`` that it has."""
+    for key in keys:
+        value = element.get(key)
+        if isinstance(value, Mapping):
+            named = ", ".join(f"{name}: {printable(str(value[name]))}" for name in value if value[name] is not None)
+            return f"{key} {{{named}}}"
+        if value is not None:
+            return printable(str(value)) if key in ("bdf", "fdid") else f"{key} '{printable(str(value))}'"
+    return "device"
+
+
+def wish_from(element: Mapping[str, Any], state: str) -> Wish:
+    """A wish from a module call's element; ``state`` is the call's own, which an element may override."""
+    select = element.get("select")
+    return Wish(
+        written=written(element, ("bdf", "filter", "select")),
+        state=element.get("state") or state,
+        bdf=element.get("bdf"),
+        filter=element.get("filter"),
+        select=None if select is None else _local_select(select),
+    )
+
+
+def _local_select(select: Mapping[str, Any]) -> LocalSelect:
+    if not any(value is not None for value in select.values()):
+        raise SharingError("select is empty: say what the device must be like (vendor_id, class, ...)")
+    return LocalSelect(
+        vendor_id=hex_id(select["vendor_id"], "vendor_id"),
+        device_id=hex_id(select["device_id"], "device_id"),
+        class_code=hex_prefix(select["class"], "class"),
+        serial=select["serial"],
+        name=pattern(select["name_regex"], "name_regex"),
+    )
 
 
 @dataclass(frozen=True)
@@ -82,7 +133,9 @@ def resolve(
         try:
             bdfs = _matching(wish, catalogue)
             if not bdfs and not allow_empty:
-                raise SharingError("%s matches no PCI device of this node; correct it, or give allow_empty: true" % wish.written)
+                raise SharingError(
+                    f"{wish.written} matches no PCI device of this node; correct it, or give allow_empty: true"
+                )
             for bdf in bdfs:
                 _want(targets, Target(bdf, wish.state))
         except SharingError as error:
@@ -95,9 +148,7 @@ def resolve(
 def _want(targets: Dict[str, Target], target: Target) -> None:
     known = targets.setdefault(target.bdf, target)
     if known.state != target.state:
-        raise SharingError(
-            "%s is wanted both %s and %s; name it once" % (target.bdf, known.state, target.state)
-        )
+        raise SharingError(f"{target.bdf} is wanted both {known.state} and {target.state}; name it once")
 
 
 def _matching(wish: Wish, catalogue: Catalogue) -> List[str]:
