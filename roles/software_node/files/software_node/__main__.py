@@ -53,7 +53,7 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
         if name in ("down", "kill", "start"):
             action.add_argument("nodes", nargs="*" if name == "down" else "+", metavar="NODE")
         if name == "run":
-            action.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- COMMAND...")
+            action.usage = "%(prog)s FILE --dir DIR [--wait WAIT] -- COMMAND..."
 
 
 def _cluster(arguments: argparse.Namespace) -> int:
@@ -81,10 +81,9 @@ def _cluster(arguments: argparse.Namespace) -> int:
 def _cluster_run(arguments: argparse.Namespace) -> int:
     from . import cluster
 
-    command = arguments.argv[1:] if arguments.argv[:1] == ["--"] else arguments.argv
-    if not command:
+    if not arguments.words:
         raise ClusterError("cluster run: a command is missing (cluster run FILE --dir DIR -- COMMAND...)")
-    return cluster.run(arguments.dir, arguments.file, command, arguments.wait)
+    return cluster.run(arguments.dir, arguments.file, arguments.words, arguments.wait)
 
 
 def _daemon(arguments: argparse.Namespace) -> int:
@@ -107,7 +106,10 @@ def _fault(arguments: argparse.Namespace) -> int:
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Runs one command line; the exit status."""
-    arguments = _parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    split = words.index("--") if "--" in words else len(words)
+    arguments = _parser().parse_args(words[:split])
+    arguments.words = words[split + 1 :]
     actions = {"daemon": _daemon, "fault": _fault, "cluster": _cluster}
     try:
         return actions[arguments.command](arguments)
