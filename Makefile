@@ -50,7 +50,7 @@ demo: $(VENV)/demo.stamp $(COLLECTION) ## share devices between four software no
 test: $(VENV)/dev.stamp $(COLLECTION) ## run all tests that need no root
 	$(VENV)/bin/python -m pytest tests/unit -n $(PYTEST_WORKERS) --dist loadgroup -ra $(PYTEST_ARGS)
 
-lint: $(VENV_LINT)/lint.stamp $(COLLECTION) ## run ruff, mypy, yamllint, ansible-lint, antsibull-docs, antsibull-changelog, reuse
+lint: $(VENV_LINT)/lint.stamp $(COLLECTION) ## run ruff, mypy, shellcheck, yamllint, ansible-lint, antsibull-docs, antsibull-changelog, reuse
 	@PATH="$(CURDIR)/$(VENV_LINT)/bin:$$PATH" MYPYPATH="$(CURDIR)/roles/software_node/files" \
 	  sh tests/tools/lint.sh $(MYPY_PACKAGES)
 

@@ -24,6 +24,7 @@ check ruff ruff check --no-fix .
 check ruff-format ruff format --check .
 check mypy mypy "$@"
 check mypy-tools mypy tests/tools
+check shellcheck shellcheck .ci/run tests/tools/*.sh
 check yamllint yamllint --strict .
 check ansible-lint ansible-lint --offline --strict
 check antsibull-docs antsibull-docs lint-collection-docs --plugin-docs --validate-collection-refs=all \
