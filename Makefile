@@ -51,7 +51,8 @@ test: $(VENV)/dev.stamp $(COLLECTION) ## run all tests that need no root
 	$(VENV)/bin/python -m pytest tests/unit -n $(PYTEST_WORKERS) --dist loadgroup -ra $(PYTEST_ARGS)
 
 lint: $(VENV_LINT)/lint.stamp $(COLLECTION) ## run ruff, mypy, shellcheck, yamllint, ansible-lint, antsibull-docs, antsibull-changelog, reuse
-	@PATH="$(CURDIR)/$(VENV_LINT)/bin:$$PATH" MYPYPATH="$(CURDIR)/roles/software_node/files" \
+	@mkdir -p .build/home
+	@HOME="$(CURDIR)/.build/home" PATH="$(CURDIR)/$(VENV_LINT)/bin:$$PATH" MYPYPATH="$(CURDIR)/roles/software_node/files" \
 	  sh tests/tools/lint.sh $(MYPY_PACKAGES)
 
 sanity: $(VENV_SANITY)/sanity.stamp ## run ansible-test sanity on the newest ansible-core, without an ignore file

@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+import configparser
 import importlib.util
 import os
 import re
@@ -117,6 +118,22 @@ def provide_pip() -> None:
     script.write_text(GET_PIP.format(wheels=str(wheels), wheel=str(wheel)))
 
 
+def provide_pip_settings() -> None:
+    """Hand pip's settings on, since ansible-test passes on neither the real home nor PIP_* variables."""
+    settings = configparser.RawConfigParser()
+    settings.read(Path.home() / ".config" / "pip" / "pip.conf")
+    if not settings.has_section("global"):
+        settings.add_section("global")
+    for name, value in os.environ.items():
+        if name.startswith("PIP_") and name != "PIP_CONFIG_FILE":
+            settings.set("global", name[len("PIP_") :].lower().replace("_", "-"), value)
+    settings.set("global", "quiet", "1")
+    target = HOME / ".config" / "pip" / "pip.conf"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("w") as stream:
+        settings.write(stream)
+
+
 def pyenv_folders() -> list[str]:
     """Return the folders of the Pythons that pyenv keeps, newest last."""
     if not shutil.which("pyenv"):
@@ -133,10 +150,6 @@ def environment() -> dict[str, str]:
     folders = [folder for folder in os.environ["PATH"].split(os.pathsep) if Path(folder).name != "shims"]
     env = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
     env["PATH"] = os.pathsep.join([str(Path(sys.prefix, "bin")), *folders, *pyenv_folders()])
-    settings = Path.home() / ".config" / "pip" / "pip.conf"
-    if settings.exists():
-        env.setdefault("PIP_CONFIG_FILE", str(settings))  # which index to use is the one thing taken from the real home
-    env["PIP_QUIET"] = "1"
     env["HOME"] = str(HOME)
     env["VIRTUAL_ENV"] = sys.prefix
     return env
@@ -171,6 +184,7 @@ def main() -> int:
     """Run the tests and return the exit status: 0 only if all ran and none complained."""
     export()
     provide_pip()
+    provide_pip_settings()
     env = environment()
     listed = subprocess.run(
         ansible_test(["--list-tests", "--allow-disabled"]),
