@@ -314,6 +314,8 @@ def case(
     assert apply.changed == expect_changed, f"apply: {apply.text}"
     assert bool(node.changing(mark)) == expect_changed, node.changing(mark)
     agree(check, apply)
+    if expect_changed:
+        assert apply.get("diff"), f"changed without a diff: {apply.text}"
     if actions is not None:
         assert apply.actions == list(actions), apply.text
     if states is not None:

@@ -16,7 +16,7 @@ from ansible_collections.iofabric.sharing.tests.unit.plugins.modules.harness imp
 from ansible_collections.iofabric.sharing.tests.unit.plugins.modules.stub.node import Fabric, Node, gpu, nvme
 
 
-def call(node: Node, *args: str) -> "subprocess.CompletedProcess[str]":
+def call(node: Node, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(node.tool), *args],
         stdin=subprocess.DEVNULL,

@@ -24,8 +24,10 @@ HERE = Path(__file__).resolve().parent
 
 #: Commands that change something. The rest only reads.
 CHANGING = frozenset(
-    "connect add remove available unavailable add-filter available-filter unavailable-filter scan borrow return "
-    "enable-p2p disable-p2p config".split()
+    {
+        *("connect", "add", "remove", "available", "unavailable", "add-filter", "available-filter"),
+        *("unavailable-filter", "scan", "borrow", "return", "enable-p2p", "disable-p2p", "config"),
+    }
 )
 
 #: The quirks of a node, as they are unless a test says otherwise.
@@ -36,7 +38,7 @@ DEFAULTS: Dict[str, Any] = {
     "strict": False,  # repeating a command is an error
     "repeat_status": {},  # command -> another status for that error
     "reverse": False,  # list in another order
-    "lent_words": {"owner": None, "self": None, "other": None},  # what list says about a borrowed device; NODE is filled in
+    "lent_words": {"owner": None, "self": None, "other": None},  # list's word for a borrowed device; NODE is filled in
     "get_vdev_absent": {"exit": 19, "text": "Device is not borrowed"},
     "show": {"drop": [], "extra": {}, "reverse": False, "local_bdf": None, "users": 0, "asks_owner": False},
     "sysfs_follows": True,  # available and unavailable move driver links
@@ -310,14 +312,16 @@ class Node:
     def rule(self, command: str, do: str, **more: Any) -> None:
         """A fault of a command (``*``: of all): ``do`` is one of
 
-        exit (``exit``, ``err``, ``out``; ``done``: after doing the work), hang, sleep (``seconds``), signal
+        exit (``exit``, ``err``, ``out``), hang, sleep (``seconds``), signal
         (``signal``), flood (``megabytes``), binary, ask, lie (status 0, nothing done), intrude (``owner``,
         ``hardware``: another lender adds a device just before). ``arg`` limits it to calls with that argument,
-        ``skip`` lets the first calls pass, ``times`` says how many it meets.
+        ``skip`` lets the first calls pass, ``times`` says how many it meets. With ``done`` the fault comes after the
+        work.
         """
         known = {"exit", "hang", "sleep", "signal", "flood", "binary", "ask", "lie", "intrude"}
         assert do in known, do
-        self.knobs(rules=[*self.config["rules"], {"command": command, "do": do, "id": str(next(self._rule_ids)), **more}])
+        rule = {"command": command, "do": do, "id": str(next(self._rule_ids)), **more}
+        self.knobs(rules=[*self.config["rules"], rule])
 
     def no_rules(self) -> None:
         self.knobs(rules=[])

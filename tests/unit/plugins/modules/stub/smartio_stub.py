@@ -142,9 +142,12 @@ def ask(question: str) -> bool:
     return os.read(terminal, 16).strip().lower() in (b"y", b"yes")
 
 
-def before_command(rule: Dict[str, Any]) -> None:
+def fault(rule: Dict[str, Any]) -> None:
     """Faults that need no state."""
     kind = rule["do"]
+    if kind == "exit":
+        sys.stdout.write(rule.get("out", ""))
+        raise Exit(rule["exit"], rule.get("err", ""))
     if kind == "hang":
         hang()
     if kind == "sleep":
@@ -326,10 +329,10 @@ class Tool:
             fakefs.bind(self.config["sysfs"], self.config["dev"], hardware)
 
     def change(self, device: Device, state: str) -> None:
-        command = state
-        if self.settle(command):
-            device["stale"] = {"until": self.now + self.settle(command), "state": device["state"]}
+        if self.settle(state):
+            device["stale"] = {"until": self.now + self.settle(state), "state": device["state"]}
         device["state"] = state
+        device.pop("word", None)
 
     def add_filter(self, args: List[str]) -> None:
         self.each("Adding", args, self.add)
@@ -603,30 +606,31 @@ def smartio_tool(config: Dict[str, Any], args: List[str]) -> None:
     state = State(config["state"])
     rule = fire(config, state, command, rest)
     state.close()
-    if rule:
-        before_command(rule)
-        if rule["do"] == "lie":
-            return
-        if rule["do"] == "exit" and not rule.get("done"):
-            say(rule.get("out", "")) if rule.get("out") else None
-            raise Exit(rule["exit"], rule.get("err", ""))
+    if rule and rule["do"] == "lie":
+        return
+    if rule and not rule.get("done"):
+        fault(rule)
     if command not in COMMANDS:
         raise Exit(EINVAL, "usage: smartio_tool <command> [options...]")
+    work(config, command, rest, rule)
+    if rule and rule.get("done"):
+        fault(rule)
+
+
+def work(config: Dict[str, Any], command: str, args: List[str], rule: Optional[Dict[str, Any]]) -> None:
     state = State(config["state"])
     save = False
     try:
         tool = Tool(config, state)
         if rule and rule["do"] == "intrude":
             tool.put(rule["owner"], rule["hardware"], "available")
-        COMMANDS[command](tool, rest)
+        COMMANDS[command](tool, args)
         save = True
     except Exit:
         save = True
         raise
     finally:
         state.close(save)
-    if rule and rule["do"] == "exit":
-        raise Exit(rule["exit"], rule.get("err", ""))
 
 
 def dis_config(config: Dict[str, Any], args: List[str]) -> None:
