@@ -36,12 +36,6 @@ def make(fabric: Fabric, **quirks: Any) -> Node:
     return fabric.node(4, [*devices, nic(NIC, 3)], **quirks)
 
 
-def prepare(fabric: Fabric, state: str, *bdfs: str) -> None:
-    """Bring devices to a state without the module."""
-    if state != "absent":
-        fabric.lend(4, *bdfs, state=state)
-
-
 # --- the states -------------------------------------------------------------------------------------------------------
 
 TRANSITIONS: List[Tuple[str, str, str, str]] = [
@@ -60,19 +54,31 @@ TRANSITIONS: List[Tuple[str, str, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("before", "wanted", "action", "after"), TRANSITIONS)
-def test_from_each_state_to_each_state(
-    fabric: Fabric, quirks: Dict[str, Any], before: str, wanted: str, action: str, after: str
-) -> None:
-    lender = make(fabric, **quirks)
-    prepare(fabric, before, DRIVE)
-    args = {"bdf": DRIVE, "state": wanted, "borrowers_checked": True}
-    result = case(MODULE, args, lender, expect_changed=action != "none", actions=[action], states=[after])
-    device = result["devices"][0]
-    assert (device["bdf"], device["before"]) == (DRIVE, before)
-    assert lender.pool().get(DRIVE, "absent") == after
-    if device["fdid"] is not None:
-        assert device["fdid"] == (lender.fdid(DRIVE) if after != "absent" else device["fdid"])
+def test_from_each_state_to_each_state(fabric: Fabric, quirks: Dict[str, Any]) -> None:
+    """All transitions in one task; every second device has a driver."""
+    devices = [
+        hardware(f"0000:{16 + index:02x}:00.0", "1234", f"{index:04x}", "120000", "plain", index, driver=driver)
+        for index, driver in zip(range(len(TRANSITIONS)), ["accel", None] * len(TRANSITIONS))
+    ]
+    lender = fabric.node(4, devices, **quirks)
+    bdfs = [device["bdf"] for device in devices]
+    for bdf, (before, _wanted, _action, _after) in zip(bdfs, TRANSITIONS):
+        if before != "absent":
+            fabric.lend(4, bdf, state=before)
+    wanted = [{"bdf": bdf, "state": state} for bdf, (_before, state, _action, _after) in zip(bdfs, TRANSITIONS)]
+    result = case(
+        MODULE,
+        {"devices": wanted, "borrowers_checked": True},
+        lender,
+        expect_changed=True,
+        actions=[action for _before, _wanted, action, _after in TRANSITIONS],
+        states=[after for _before, _wanted, _action, after in TRANSITIONS],
+    )
+    for bdf, device, (before, _wanted, _action, after) in zip(bdfs, result["devices"], TRANSITIONS):
+        assert (device["bdf"], device["before"]) == (bdf, before)
+        assert lender.pool().get(bdf, "absent") == after
+        if after != "absent":
+            assert device["fdid"] == lender.fdid(bdf)
 
 
 def test_the_default_is_available(fabric: Fabric, quirks: Dict[str, Any]) -> None:
@@ -194,8 +200,8 @@ def test_refused_arguments(fabric: Fabric, wanted: Dict[str, Any]) -> None:
 
 def test_a_list_with_a_state_each(fabric: Fabric, quirks: Dict[str, Any]) -> None:
     lender = make(fabric, **quirks)
-    prepare(fabric, "available", DRIVE2)
-    prepare(fabric, "unavailable", NIC)
+    fabric.lend(4, DRIVE2)
+    fabric.lend(4, NIC, state="unavailable")
     wanted = [
         {"filter": "-d 10de:", "state": "present"},
         {"bdf": DRIVE2, "state": "unavailable"},
@@ -371,10 +377,9 @@ def test_the_fabrics_own_adapter_is_never_lent(fabric: Fabric) -> None:
     assert lender.changing() == []
 
 
-@pytest.mark.parametrize("what", ["swaps", "1/mountinfo"])
-def test_a_check_that_cannot_be_made_is_a_reason(fabric: Fabric, what: str) -> None:
+def test_a_check_that_cannot_be_made_is_a_reason(fabric: Fabric) -> None:
     lender = make(fabric)
-    (lender.proc / what).unlink()
+    (lender.proc / "1/mountinfo").unlink()
     bad(lender, MODULE, bdf=DRIVE)
     assert lender.changing() == []
 
