@@ -221,16 +221,16 @@ def _network(target: _Target, node: _Node) -> Iterator[_Finding]:
     for interface in target.interfaces:
         name, own = interface.entry.name, interface.own
         through = "" if interface.below is None else f" (through {name})"
+        if interface.below is not None:
+            yield _Finding(f"{interface.below} is in {name}")
+        elif node.sysfs.is_up(interface.entry):
+            yield _Finding(f"{name} is up")
         if name in node.network.default:
             yield _Finding(f"{own} carries the default route{through}", never=True)
         elif name in node.network.routed:
             yield _Finding(f"{own} carries a route{through}")
         if name in node.network.connection:
             yield _Finding(f"{own} carries this connection{through}", never=True)
-        if interface.below is not None:
-            yield _Finding(f"{interface.below} is in {name}")
-        elif node.sysfs.is_up(interface.entry):
-            yield _Finding(f"{name} is up")
 
 
 def _virtual_functions(target: _Target, node: _Node) -> Iterator[_Finding]:
