@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, List, Optional
 
 import pytest
 from ansible_collections.iofabric.sharing.plugins.module_utils._pci.address import (
@@ -16,7 +16,7 @@ from ansible_collections.iofabric.sharing.plugins.module_utils._pci.address impo
     resolve,
 )
 from ansible_collections.iofabric.sharing.plugins.module_utils._pci.sysfs import PciDevice
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 PRESENT = ["0000:00:1f.7", "0000:01:00.0", "0000:81:00.0", "0000:81:00.1", "10000:e1:00.0"]
@@ -203,10 +203,11 @@ addresses = st.lists(
 )  # fmt: skip
 
 
+@settings(deadline=None)  # each example is a process
 @given(slots, addresses)
-def test_slots_select_what_lspci_selects(real_lspci, text: str, present: list) -> None:  # type: ignore[no-untyped-def, type-arg]
+def test_slots_select_what_lspci_selects(real_lspci: Any, text: str, present: List[str]) -> None:
     devices = [PciDevice(bdf, "8086", "1234", class_code="010802") for bdf in present]
-    expected: Optional[list]  # type: ignore[type-arg]
+    expected: Optional[List[str]]
     try:
         expected = sorted(real_lspci(devices, ["-s", text]))
     except ValueError:

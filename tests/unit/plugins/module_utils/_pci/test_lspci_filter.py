@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import shlex
-from typing import List
+from typing import Any, List
 
 import pytest
 from ansible_collections.iofabric.sharing.plugins.module_utils._pci.lspci_filter import FilterError, parse
 from ansible_collections.iofabric.sharing.plugins.module_utils._pci.sysfs import PciDevice
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 HOST = PciDevice("0000:00:00.0", "8086", "0d57", class_code="060000")
@@ -68,7 +68,7 @@ def test_filters_select(text: str, selected: List[PciDevice]) -> None:
 
 
 @pytest.mark.parametrize(("text", "selected"), TABLE)
-def test_the_table_is_what_lspci_says(real_lspci, text: str, selected: List[PciDevice]) -> None:  # type: ignore[no-untyped-def]
+def test_the_table_is_what_lspci_says(real_lspci: Any, text: str, selected: List[PciDevice]) -> None:
     assert sorted(real_lspci(NODE, shlex.split(text))) == sorted(device.bdf for device in selected)
 
 
@@ -151,8 +151,9 @@ options = st.one_of(
 )
 
 
+@settings(deadline=None)  # each example is a process
 @given(node, st.lists(options, min_size=1, max_size=3))
-def test_filters_select_what_lspci_selects(real_lspci, node: List[PciDevice], chosen: List[List[str]]) -> None:  # type: ignore[no-untyped-def]
+def test_filters_select_what_lspci_selects(real_lspci: Any, node: List[PciDevice], chosen: List[List[str]]) -> None:
     arguments = [word for option in chosen for word in option]
     text = " ".join(shlex.quote(word) for word in arguments)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, List, Optional
 
 import pytest
 from ansible_collections.iofabric.sharing.plugins.module_utils._pci import sysfs as module
@@ -62,9 +62,14 @@ def test_devices_are_listed_in_order_and_read_lazily(fake: Any, monkeypatch: pyt
     for bdf in ("10000:01:00.0", "0000:2a:00.0", "0000:10:00.0", "0000:0a:00.0"):
         fake.device(bdf)
     (fake.root / "bus/pci/devices/not-a-device").mkdir()
-    read = []
+    read: List[str] = []
     sysfs = fake.sysfs
-    monkeypatch.setattr(sysfs, "device", lambda bdf: read.append(bdf) or PciDevice(bdf))
+
+    def recorded(bdf: str) -> PciDevice:
+        read.append(bdf)
+        return PciDevice(bdf)
+
+    monkeypatch.setattr(sysfs, "device", recorded)
     devices = sysfs.devices()
     assert list(devices) == ["0000:0a:00.0", "0000:10:00.0", "0000:2a:00.0", "10000:01:00.0"]
     assert len(devices) == 4

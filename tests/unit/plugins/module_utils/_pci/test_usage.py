@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, List, Tuple
 
 import pytest
 from ansible_collections.iofabric.sharing.plugins.module_utils._pci import proc as proc_module
@@ -20,6 +20,8 @@ from ansible_collections.iofabric.sharing.plugins.module_utils._pci.proc import 
 )
 from ansible_collections.iofabric.sharing.plugins.module_utils._pci.sysfs import Sysfs
 from ansible_collections.iofabric.sharing.plugins.module_utils._pci.usage import Usage, observe
+from hypothesis import given
+from hypothesis import strategies as st
 
 BDF = "0000:81:00.0"
 NIC = "0000:82:00.0"
@@ -50,6 +52,12 @@ def test_mounts_match_by_number(fake: Any, proc: Any) -> None:
     usage = look(fake, proc)
     assert usage.reasons == ("mounted at /with space\\tand\\ (nvme0n1)", "mounted at /srv (nvme0n1p1)")
     assert usage.never == ()
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1))
+def test_octal_escapes_of_the_kernel_are_undone(path: str) -> None:
+    escaped = "".join(f"\\{ord(char):03o}" if char in " \t\n\\" else char for char in path)
+    assert proc_module._unescape(escaped) == path
 
 
 def test_a_mount_point_is_one_line_of_a_message(fake: Any, proc: Any) -> None:
@@ -387,9 +395,14 @@ def test_a_tree_that_is_too_large_is_a_reason(fake: Any, proc: Any, monkeypatch:
 def test_proc_is_read_once_for_all_devices(fake: Any, proc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.nvme()
     fake.disk(f"{fake.device(NIC)}/block/sda", "8:0")
-    read = []
+    read: List[str] = []
     original = proc_module._read
-    monkeypatch.setattr(proc_module, "_read", lambda path: read.append(path) or original(path))
+
+    def recorded(path: str) -> str:
+        read.append(path)
+        return original(path)
+
+    monkeypatch.setattr(proc_module, "_read", recorded)
     observe([BDF, NIC], fake.sysfs, proc.path, "")
     assert sorted(read) == sorted(set(read))
     assert f"{proc.path}/swaps" in read
