@@ -137,8 +137,10 @@ def _class_field(text: Optional[str]) -> Tuple[Optional[int], int]:
     """Value and mask of a class, whose digits may be ``x`` for any (pciutils 3.9): 01xx is 0x0100 under ~0xff."""
     if text is None or text in ("", "*"):
         return None, -1
-    # lspci counts a wildcard digit as 1 when it checks the limit
-    hex_field(text.lower().replace("x", "1"), 0xFFFF, "class")
+    try:
+        hex_field(text.lower().replace("x", "1"), 0xFFFF, "class")  # that is how lspci counts a wildcard digit
+    except AddressError:
+        raise AddressError(f"class {text!r} is not hexadecimal with x for any digit, at most ffff") from None
     mask = -1
     for digit in text.lower():
         mask = mask << 4 | (0 if digit == "x" else 0xF)

@@ -34,7 +34,8 @@ def describe(device: PciDevice, paths: Sequence[str] = PCI_IDS) -> str:
         _loaded[key] = _load(key)
     names = _loaded[key]
     code = device.class_code[:4] or "????"
-    class_name = names.classes.get(code) or names.classes.get(code[:2]) or f"Class {code}"
+    family = names.classes.get(code[:2])
+    class_name = names.classes.get(code) or (f"{family} [{code}]" if family else f"Class {code}")
     vendor_id, device_id = device.vendor_id or "????", device.device_id or "????"
     vendor = names.vendors.get(vendor_id)
     if vendor is None:

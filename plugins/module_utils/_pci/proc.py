@@ -124,8 +124,8 @@ def read_storage(proc: str) -> Storage:
 def read_network(proc: str, connection: str, addresses: Callable[[], Mapping[str, str]]) -> Network:
     """Routes of the main tables, and the interfaces that the SSH connection (SSH_CONNECTION's text) goes through."""
     problems: List[str] = []
-    routes = _ipv4_routes(_lines(os.path.join(proc, "net", "route"), problems))
-    routes += _ipv6_routes(_lines(os.path.join(proc, "net", "ipv6_route"), problems, optional=True))
+    routes = list(_routes(os.path.join(proc, "net", "route"), _ipv4_route, problems))
+    routes += _routes(os.path.join(proc, "net", "ipv6_route"), _ipv6_route, problems, optional=True)
     local = dict(_ipv6_addresses(proc))
     local.update(addresses() if connection else {})
     return Network(
@@ -190,29 +190,38 @@ def _parse_mountinfo(text: str) -> List[Mount]:
     return mounts
 
 
-def _ipv4_routes(lines: List[str]) -> List[Route]:
-    """proc/net/route: the numbers are in network order, printed as integers of this machine."""
-    routes = []
-    for line in lines[1:]:
+def _routes(
+    path: str, parse: Callable[[List[str]], Optional[Route]], problems: List[str], optional: bool = False
+) -> Iterable[Route]:
+    for line in _lines(path, problems, optional):
         fields = line.split()
-        if len(fields) < 8 or not _usable(fields[0], int(fields[3], 16)):
+        try:
+            route = parse(fields) if fields else None
+        except (IndexError, ValueError):
+            problems.append(f"could not understand {line[:80]!r} in {printable(path)}")
             continue
-        network, mask = (int(fields[place], 16).to_bytes(4, sys.byteorder) for place in (1, 7))
-        routes.append(Route(fields[0], network, bin(int.from_bytes(mask, "big")).count("1")))
-    return routes
+        if route is not None:
+            yield route
 
 
-def _ipv6_routes(lines: List[str]) -> List[Route]:
-    """proc/net/ipv6_route, without what every interface that is up has: its own, link-local and multicast addresses."""
-    routes = []
-    for line in lines:
-        fields = line.split()
-        if len(fields) < 10 or fields[0].startswith(("fe80", "ff")):
-            continue
-        flags = int(fields[8], 16)
-        if _usable(fields[9], flags) and not flags & _RTF_LOCAL:
-            routes.append(Route(fields[9], bytes.fromhex(fields[0]), int(fields[1], 16)))
-    return routes
+def _ipv4_route(fields: List[str]) -> Optional[Route]:
+    """A line of proc/net/route: the numbers are in network order, printed as integers of this machine."""
+    if fields[0] == "Iface" or not _usable(fields[0], int(fields[3], 16)):
+        return None
+    network, mask = (_native(fields[place]) for place in (1, 7))
+    return Route(fields[0], network, bin(int.from_bytes(mask, "big")).count("1"))
+
+
+def _native(number: str) -> bytes:
+    return (int(number, 16) & 0xFFFFFFFF).to_bytes(4, sys.byteorder)
+
+
+def _ipv6_route(fields: List[str]) -> Optional[Route]:
+    """A line of proc/net/ipv6_route; the own, link-local and multicast addresses of every interface are no routes."""
+    flags = int(fields[8], 16)
+    if fields[0].startswith(("fe80", "ff")) or flags & _RTF_LOCAL or not _usable(fields[9], flags):
+        return None
+    return Route(fields[9], int(fields[0], 16).to_bytes(16, "big"), min(int(fields[1], 16), 128))
 
 
 def _usable(interface: str, flags: int) -> bool:

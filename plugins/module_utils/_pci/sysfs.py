@@ -26,6 +26,7 @@ _CLASS_FOLDERS = ("block", "net", "nvme")
 _DULL_FOLDERS = frozenset({"power", "msi_irqs", "statistics", "queues", "mq", "queue", "trace", "integrity"})
 _MAX_FOLDERS = 50000
 _MAX_ATTRIBUTE = 65536
+_IFF_UP = 1
 _SERIAL_CAPABILITY = 0x0003
 
 
@@ -50,12 +51,21 @@ class PciDevice:
 
 
 @dataclass(frozen=True)
+class Entry:
+    """A block device or network interface: its name, its folder in sysfs, and a disk's "major:minor" or ``""``."""
+
+    name: str
+    folder: str
+    number: str = ""
+
+
+@dataclass(frozen=True)
 class Tree:
     """What is below a device in sysfs, in a stable order; other PCI devices behind it are named, not entered."""
 
     nodes: Tuple[str, ...] = ()  # names below /dev
-    interfaces: Tuple[str, ...] = ()
-    blocks: Tuple[Tuple[str, str], ...] = ()  # (name, "major:minor"), partitions too; "" where the number is missing
+    interfaces: Tuple[Entry, ...] = ()
+    blocks: Tuple[Entry, ...] = ()  # partitions too
     children: Tuple[str, ...] = ()  # BDFs of the PCI devices directly behind it
     foreign_interfaces: bool = False  # it has interfaces, but none that this network namespace may see
 
@@ -146,53 +156,52 @@ class Sysfs:
 
     def interfaces(self, bdf: str) -> List[str]:
         """Names of its network interfaces."""
-        return list(self.tree(bdf).interfaces)
+        return [entry.name for entry in self.tree(bdf).interfaces]
 
     def block_devices(self, bdf: str) -> Dict[str, str]:
         """Its disks and partitions, name to "major:minor" (``""`` where sysfs does not tell)."""
-        return dict(self.tree(bdf).blocks)
+        return {entry.name: entry.number for entry in self.tree(bdf).blocks}
 
-    def block_folder(self, name: str) -> Optional[str]:
-        """Folder of a block device, found by name."""
+    def block(self, name: str) -> Entry:
+        """A block device found by name; one that is not there has no number."""
         subsystems = self._path("class/nvme-subsystem")
         places = [self._path("class/block"), self._path("block")]
         places += [os.path.join(subsystems, entry) for entry in _listdir(subsystems)]
-        for place in places:
-            folder = os.path.join(place, name)
-            if os.path.isdir(folder):
-                return folder
-        return None
+        found = [place for place in places if os.path.isdir(os.path.join(place, name))]
+        return _block(os.path.join((found or places)[0], name))
 
-    def holders(self, name: str) -> List[str]:
-        """Block devices that are built on this one (dm, md, bcache)."""
-        folder = self.block_folder(name)
-        return [] if folder is None else _sorted(_listdir(os.path.join(folder, "holders")))
+    def partitions(self, disk: Entry) -> List[Entry]:
+        """The partitions of a disk, in order."""
+        folders = [os.path.join(disk.folder, name) for name in _sorted(_listdir(disk.folder))]
+        return [_block(folder) for folder in folders if os.path.exists(os.path.join(folder, "partition"))]
 
-    def block_family(self, name: str) -> Dict[str, str]:
-        """A block device found by name with its partitions, name to "major:minor"."""
-        folder = self.block_folder(name)
-        if folder is None:
-            return {name: ""}
-        family = {name: _read(os.path.join(folder, "dev")) or ""}
-        for entry in _sorted(_listdir(folder)):
-            if os.path.exists(os.path.join(folder, entry, "partition")):
-                family[entry] = _read(os.path.join(folder, entry, "dev")) or ""
-        return family
+    def holders(self, block: Entry) -> List[str]:
+        """Names of the block devices that are built on this one (dm, md, bcache)."""
+        return _sorted(_listdir(os.path.join(block.folder, "holders")))
 
-    def interface_flags(self, name: str) -> int:
-        """IFF_ flags of an interface; where they are missing, IFF_UP (1) is taken from its operstate."""
-        folder = self._path("class/net", name)
+    def btrfs_peers(self, block: Entry) -> List[Entry]:
+        """The other members of the mounted btrfs that this block device belongs to: mounts name only one of them."""
+        top = self._path("fs/btrfs")
+        groups = [_listdir(os.path.join(top, uuid, "devices")) for uuid in _listdir(top)]
+        return [self.block(name) for group in groups if block.name in group for name in group if name != block.name]
+
+    def interface(self, name: str) -> Entry:
+        """An interface found by name, whether or not it is there."""
+        return Entry(name, self._path("class/net", name))
+
+    def is_up(self, interface: Entry) -> bool:
+        """IFF_UP among the interface's flags; where these are missing, its operstate is ``up``."""
         try:
-            return int(_read(os.path.join(folder, "flags")) or "", 16)
+            return bool(int(_read(os.path.join(interface.folder, "flags")) or "", 16) & _IFF_UP)
         except ValueError:
-            return 1 if _read(os.path.join(folder, "operstate")) == "up" else 0
+            return _read(os.path.join(interface.folder, "operstate")) == "up"
 
-    def uppers(self, name: str) -> List[str]:
-        """Interfaces directly above this one: its bond or bridge (master), VLANs and the like."""
-        folder = self._path("class/net", name)
-        above = [entry[len("upper_") :] for entry in _listdir(folder) if entry.startswith("upper_")]
-        master = _link_name(folder, "master")
-        return _sorted(set(above) | ({master} if master else set()))
+    def uppers(self, interface: Entry) -> List[str]:
+        """Names of the interfaces directly above this one: its bond or bridge (master), VLANs and the like."""
+        prefix = "upper_"
+        above = {entry[len(prefix) :] for entry in _listdir(interface.folder) if entry.startswith(prefix)}
+        master = _link_name(interface.folder, "master")
+        return _sorted(above | {master} if master else above)
 
     def module_stamp(self) -> Optional[Tuple[int, int]]:
         """Inode and ctime (ns) of the SmartIO module's folder: they change with every load. None without the module."""
@@ -232,8 +241,8 @@ class _Walk:
     def __init__(self, sysfs: Sysfs) -> None:
         self._sysfs = sysfs
         self._nodes: Dict[str, None] = {}
-        self._interfaces: Dict[str, None] = {}
-        self._blocks: Dict[str, str] = {}
+        self._interfaces: Dict[str, Entry] = {}
+        self._blocks: Dict[str, Entry] = {}
         self._children: List[str] = []
         self._foreign = False
         self._visited = 0
@@ -242,8 +251,8 @@ class _Walk:
         self._descend(top)
         return Tree(
             nodes=tuple(self._nodes),
-            interfaces=tuple(self._interfaces),
-            blocks=tuple(self._blocks.items()),
+            interfaces=tuple(self._interfaces.values()),
+            blocks=tuple(self._blocks.values()),
             children=tuple(self._children),
             foreign_interfaces=self._foreign and not self._interfaces,
         )
@@ -267,7 +276,7 @@ class _Walk:
         if self._visited > _MAX_FOLDERS:
             raise SysfsError(f"there are more than {_MAX_FOLDERS} folders below {path}; that is no PCI device's tree")
         if inside == "net":
-            self._interfaces[name] = None
+            self._interfaces[name] = Entry(name, path)
         elif _HIDDEN_PATH.fullmatch(name):
             self._add_multipath(_HIDDEN_PATH.sub(r"nvme\1n\2", name))
             return
@@ -277,7 +286,6 @@ class _Walk:
 
     def _add_node(self, path: str, name: str, inside: str) -> None:
         uevent = dict(line.partition("=")[::2] for line in (_read(os.path.join(path, "uevent")) or "").splitlines())
-        number = _read(os.path.join(path, "dev"))
         is_block = (
             inside == "block"
             or uevent.get("DEVTYPE") in ("disk", "partition")
@@ -285,16 +293,21 @@ class _Walk:
             or os.path.exists(os.path.join(path, "partition"))
         )
         if is_block:
-            self._blocks[name] = number or ""
+            self._blocks[name] = _block(path)
         if "DEVNAME" in uevent:
             self._nodes[uevent["DEVNAME"]] = None
-        elif is_block or number or inside == "nvme":
+        elif is_block or inside == "nvme" or os.path.exists(os.path.join(path, "dev")):
             self._nodes[name] = None
 
     def _add_multipath(self, head: str) -> None:
-        for name, number in self._sysfs.block_family(head).items():
-            self._nodes[name] = None
-            self._blocks[name] = number
+        disk = self._sysfs.block(head)
+        for entry in [disk] + self._sysfs.partitions(disk):
+            self._nodes[entry.name] = None
+            self._blocks[entry.name] = entry
+
+
+def _block(folder: str) -> Entry:
+    return Entry(os.path.basename(folder), folder, _read(os.path.join(folder, "dev")) or "")
 
 
 def _natural(name: str) -> List[Tuple[int, str]]:

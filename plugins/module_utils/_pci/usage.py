@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Callable, Dict, Iterable, Iterator, Mapping, Optional, Tuple
+from typing import Callable, Dict, Iterable, Iterator, Mapping, Optional, Set, Tuple, Union
 
 from .address import printable
-from .proc import Network, Storage, local_addresses, read_network, read_storage, ssh_connection
-from .sysfs import PciDevice, Sysfs, SysfsError, Tree
+from .proc import Mount, Network, Storage, Swap, local_addresses, read_network, read_storage, ssh_connection
+from .sysfs import Entry, PciDevice, Sysfs, SysfsError, Tree
 
 _SYSTEM_MOUNTS = ("/", "/boot", "/boot/efi", "/efi")
 _DOLPHIN = "11c8"
 _BRIDGES = "06"
-_IFF_UP = 1
 
 
 @dataclass(frozen=True)
@@ -40,23 +39,18 @@ class Usage:
 class _Block:
     """A disk or partition of the device, or what is built on one (dm, md, bcache): then ``below`` is its name."""
 
-    name: str
-    number: str
+    entry: Entry
     below: Optional[str] = None
 
-    def is_at(self, number: str, name: str) -> bool:
-        """Whether this is the block device with that number, or that name where a number is not known."""
-        return self.number == number if self.number and number else self.name == name
-
     def __str__(self) -> str:
-        return self.name if self.below is None else f"{self.name} on {self.below}"
+        return self.entry.name if self.below is None else f"{self.entry.name} on {self.below}"
 
 
 @dataclass(frozen=True)
 class _Interface:
-    """An interface of the device, or one above it (bond, bridge, VLAN)."""
+    """An interface of the device (``own``), or one above it (bond, bridge, VLAN): then ``below`` is its name."""
 
-    name: str
+    entry: Entry
     own: str
     below: Optional[str] = None
 
@@ -134,35 +128,48 @@ def _usage(target: _Target, node: _Node) -> Usage:
 def _target(bdf: str, sysfs: Sysfs) -> _Target:
     device = sysfs.device(bdf)
     try:
-        tree = sysfs.tree(bdf)
+        tree = sysfs.tree(bdf) if device.class_code.startswith(_BRIDGES) else _whole_tree(bdf, sysfs, set())
     except SysfsError as error:
         return _Target(device, Tree(), (), (), problem=error.message)
     return _Target(device, tree, tuple(_with_holders(tree, sysfs)), tuple(_with_uppers(tree, sysfs)))
 
 
+def _whole_tree(bdf: str, sysfs: Sysfs, seen: Set[str]) -> Tree:
+    """The tree of a device together with those of the PCI devices behind it (a VMD controller has drives there)."""
+    seen.add(bdf)
+    trees = [sysfs.tree(bdf)]
+    trees += [_whole_tree(child, sysfs, seen) for child in trees[0].children if child not in seen]
+    return Tree(
+        interfaces=tuple(entry for tree in trees for entry in tree.interfaces),
+        blocks=tuple(entry for tree in trees for entry in tree.blocks),
+        foreign_interfaces=any(tree.foreign_interfaces for tree in trees),
+    )
+
+
 def _with_holders(tree: Tree, sysfs: Sysfs) -> Iterator[_Block]:
-    queue = [_Block(name, number) for name, number in tree.blocks]
-    seen = {block.name for block in queue}
+    queue = [_Block(entry) for entry in tree.blocks]
+    seen = {entry.name for entry in tree.blocks}
     while queue:
         block = queue.pop(0)
         yield block
-        for holder in sysfs.holders(block.name):
+        for holder in sysfs.holders(block.entry):
             if holder not in seen:
-                family = sysfs.block_family(holder)
-                seen.update(family)
-                queue += [_Block(name, number, below=block.name) for name, number in family.items()]
+                disk = sysfs.block(holder)
+                family = [disk] + sysfs.partitions(disk)
+                seen.update(entry.name for entry in family)
+                queue += [_Block(entry, below=block.entry.name) for entry in family]
 
 
 def _with_uppers(tree: Tree, sysfs: Sysfs) -> Iterator[_Interface]:
-    queue = [_Interface(name, own=name) for name in tree.interfaces]
-    seen = set(tree.interfaces)
+    queue = [_Interface(entry, own=entry.name) for entry in tree.interfaces]
+    seen = {entry.name for entry in tree.interfaces}
     while queue:
         interface = queue.pop(0)
         yield interface
-        for upper in sysfs.uppers(interface.name):
+        for upper in sysfs.uppers(interface.entry):
             if upper not in seen:
                 seen.add(upper)
-                queue.append(_Interface(upper, own=interface.own, below=interface.name))
+                queue.append(_Interface(sysfs.interface(upper), own=interface.own, below=interface.entry.name))
 
 
 def _kind_of_device(target: _Target, node: _Node) -> Iterator[_Finding]:
@@ -188,34 +195,42 @@ def _unseen(target: _Target, node: _Node) -> Iterator[_Finding]:
 def _storage(target: _Target, node: _Node) -> Iterator[_Finding]:
     """Mounts, swap and holders."""
     for block in target.blocks:
-        points = [mount.point for mount in node.storage.mounts if block.is_at(mount.number, mount.name)]
+        same = [block.entry] + node.sysfs.btrfs_peers(block.entry)
+        mounts = [mount for mount in node.storage.mounts if any(_is_at(mount, entry) for entry in same)]
+        points = list(dict.fromkeys(mount.point for mount in mounts))
         yield from (_Finding(f"holds {point} ({block})", never=True) for point in points if point in _SYSTEM_MOUNTS)
         for swap in node.storage.swaps:
-            if block.is_at(swap.number, swap.name):
-                where = f"{swap.file} on {block}" if swap.file else str(block)
-                yield _Finding(f"active swap ({where})", never=True)
-        mounted = [f"mounted at {point}" for point in dict.fromkeys(points) if point not in _SYSTEM_MOUNTS]
+            if any(_is_at(swap, entry) for entry in same):
+                yield _Finding(f"active swap ({f'{swap.file} on {block}' if swap.file else block})", never=True)
+        mounted = [f"mounted at {point}" for point in points if point not in _SYSTEM_MOUNTS]
         if block.below is None:
             yield from (_Finding(f"{text} ({block})") for text in mounted)
         else:
-            yield _Finding(", ".join([f"held by {block.name} ({block.below})"] + mounted))
+            yield _Finding(", ".join([f"held by {block.entry.name} ({block.below})"] + mounted))
+
+
+def _is_at(found: Union[Mount, Swap], entry: Entry) -> bool:
+    """Whether this is the block device: by number, and by name only where one side does not know a number."""
+    if found.number and entry.number:
+        return found.number == entry.number
+    return found.name == entry.name
 
 
 def _network(target: _Target, node: _Node) -> Iterator[_Finding]:
     """Interfaces that are up, routed, or part of another one."""
     for interface in target.interfaces:
-        own = interface.own
-        through = "" if interface.below is None else f" (through {interface.name})"
-        if interface.name in node.network.default:
-            yield _Finding(f"{own} carries the default route{through}", never=True)
-        elif interface.name in node.network.routed:
-            yield _Finding(f"{own} carries a route{through}")
-        if interface.name in node.network.connection:
-            yield _Finding(f"{own} carries this connection{through}", never=True)
+        name, own = interface.entry.name, interface.own
+        through = "" if interface.below is None else f" (through {name})"
         if interface.below is not None:
-            yield _Finding(f"{interface.below} is in {interface.name}")
-        elif node.sysfs.interface_flags(interface.name) & _IFF_UP:
-            yield _Finding(f"{interface.name} is up")
+            yield _Finding(f"{interface.below} is in {name}")
+        elif node.sysfs.is_up(interface.entry):
+            yield _Finding(f"{name} is up")
+        if name in node.network.default:
+            yield _Finding(f"{own} carries the default route{through}", never=True)
+        elif name in node.network.routed:
+            yield _Finding(f"{own} carries a route{through}")
+        if name in node.network.connection:
+            yield _Finding(f"{own} carries this connection{through}", never=True)
 
 
 def _virtual_functions(target: _Target, node: _Node) -> Iterator[_Finding]:
