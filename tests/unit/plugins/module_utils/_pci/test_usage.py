@@ -167,8 +167,8 @@ def test_system_mounts_and_swap_through_holders(fake: Any, proc: Any) -> None:
     usage = look(fake, proc)
     assert usage.never == (
         "holds / (dm-0 on nvme0n1p1)",
-        "active swap (dm-1 on nvme0n1p1)",
         "holds /boot (md0p1 on nvme0n1p2)",
+        "active swap (dm-1 on nvme0n1p1)",
     )
     assert usage.reasons[0] == "held by dm-0 (nvme0n1p1)"
     assert usage.all == usage.never + usage.reasons
