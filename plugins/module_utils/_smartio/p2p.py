@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, Mapping, Optional, Sequence
 
 from .._plan import Action, Item, Plan, Report, SharingError, run_plan
-from .host import Host, Places, Resource
+from .host import Host, NodeResource, Places
 from .ledger import PairState, pair_key
 from .model import normalise_fdid
 
@@ -95,7 +95,7 @@ def _row(pair: Pair, enable: bool, action: str, done: bool = True) -> Dict[str, 
     }
 
 
-def resource(params: Mapping[str, Any]) -> Resource:
+def resource(params: Mapping[str, Any]) -> NodeResource:
     """The resource of smartio_p2p for a module's parameters."""
     elements = [params] if params["pairs"] is None else params["pairs"]
     pairs = [_pair(element) for element in elements]
@@ -105,7 +105,7 @@ def resource(params: Mapping[str, Any]) -> Resource:
         rows = [_row(pair, enable, "pending") for pair in dict.fromkeys(pairs)]
         return Report({"pairs": rows, "pending": True}, changed=bool(rows))
 
-    return Resource("pairs", lambda host, check: set_pairs(host, pairs, enable, check), pending)
+    return NodeResource("pairs", lambda host, check: set_pairs(host, pairs, enable, check), pending)
 
 
 def _pair(element: Mapping[str, Any]) -> Pair:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from .._plan import Action, Item, Plan, Report, SharingError, run_plan
-from .host import Host, Places, Resource
+from .host import Host, NodeResource, Places
 from .ledger import Ledger
 from .pool import Pool
 
@@ -75,7 +75,7 @@ def _setting(name: str, before: Optional[str], value: Optional[str], action: str
     return {"name": name, "before": before, "value": value, "action": action}
 
 
-def config_resource(params: Mapping[str, Any]) -> Resource:
+def config_resource(params: Mapping[str, Any]) -> NodeResource:
     """The resource of smartio_config for a module's parameters."""
     wanted = {str(name): _value(value) for name, value in params["settings"].items()}
 
@@ -83,7 +83,7 @@ def config_resource(params: Mapping[str, Any]) -> Resource:
         rows = [_setting(name, None, value, "pending") for name, value in wanted.items()]
         return Report({"settings": rows, "pending": True}, changed=bool(rows))
 
-    return Resource("settings", lambda host, check: configure(host, wanted, check), pending)
+    return NodeResource("settings", lambda host, check: configure(host, wanted, check), pending)
 
 
 def _value(value: object) -> str:
@@ -134,7 +134,7 @@ def _difference(before: set[str], after: set[str]) -> Tuple[List[str], List[str]
     return sorted(after - before), sorted(before - after)
 
 
-def scan_resource(params: Mapping[str, Any]) -> Resource:
+def scan_resource(params: Mapping[str, Any]) -> NodeResource:
     """The resource of smartio_scan for a module's parameters."""
     node_id, adapter, autoborrow = params["node_id"], params["adapter"], params["autoborrow"]
     if node_id < 0 or adapter < 0:
@@ -145,4 +145,4 @@ def scan_resource(params: Mapping[str, Any]) -> Resource:
         results.update({"added": None, "removed": None, "pending": True})
         return Report(results, changed=True)
 
-    return Resource("trees", lambda host, check: scan(host, node_id, adapter, autoborrow, check), pending)
+    return NodeResource("trees", lambda host, check: scan(host, node_id, adapter, autoborrow, check), pending)
