@@ -10,7 +10,7 @@ from typing import Any, Dict, Mapping, Optional, Set
 from .._plan import Action, Item, Plan, Report, SharingError, run_plan
 from .host import Host, NodeResource, Places
 from .ledger import Ledger
-from .model import node_hint
+from .model import FabricDevice, node_hint
 from .pool import Pool
 
 AUTOBORROW = "autoborrow_transparent"
@@ -138,7 +138,12 @@ def _scan(host: Host, ledger: Ledger, node_id: int, adapter: int, report: Report
 def _of_tree(pool: Pool, node_id: int, fdids: Set[str]) -> Set[str]:
     """Those that ``show`` says belong to the tree: meanwhile other nodes add and remove devices of their own."""
     shown = {fdid: pool.show(fdid) for fdid in sorted(fdids)}
-    return {fdid for fdid, device in shown.items() if device is not None and device.node_id == node_id}
+    owners = {fdid: _owner(device) for fdid, device in shown.items() if device is not None}
+    return {fdid for fdid, owner in owners.items() if owner == node_id}
+
+
+def _owner(device: FabricDevice) -> int:
+    return node_hint(device.fdid) if device.node_id is None else device.node_id
 
 
 def scan_resource(params: Mapping[str, Any]) -> NodeResource:
