@@ -383,6 +383,47 @@ def test_a_folder_has_one_daemon(lender: Any) -> None:
     assert os.path.exists(lender.folder / "node.sock")
 
 
+def test_the_number_of_virtual_functions_can_be_written(lender: Any, poll: Callable[..., Any]) -> None:
+    devices = lender.sysfs / "bus/pci/devices"
+    numvfs = devices / "0000:0a:00.0/sriov_numvfs"
+
+    def functions() -> str:
+        return " ".join(sorted(path.name for path in devices.glob("0000:0a:00.[1-7]")))
+
+    assert numvfs.read_text() == "1\n"
+    lender.ok("add", "0a:00.1")
+    numvfs.write_text("0")
+    assert poll(lambda: numvfs.read_text() == "1\n")  # refused: it is in the pool
+    assert functions() == "0000:0a:00.1"
+    lender.ok("remove", "0a:00.1")
+    numvfs.write_text("0")
+    assert poll(lambda: functions() == "")
+    assert lender.status("add", "0a:00.1") == errno.ENODEV
+    numvfs.write_text("3")
+    assert poll(lambda: numvfs.read_text() == "0\n")  # refused: more than totalvfs
+    numvfs.write_text("2")
+    assert poll(lambda: functions() == "0000:0a:00.1 0000:0a:00.2")
+    assert poll(lambda: lender.driver("0000:0a:00.2") == "i40e")
+    lender.ok("add", "0a:00.2")
+    lender.ok("remove", "0a:00.2")
+
+
+def test_a_driver_can_be_changed_by_hand(lender: Any, poll: Callable[..., Any]) -> None:
+    bus = lender.sysfs / "bus/pci"
+    (bus / "drivers/nvme/unbind").write_text(DRIVE2)
+    assert poll(lambda: lender.driver(DRIVE2) == "")
+    (bus / "devices" / DRIVE2 / "driver_override").write_text("vfio-pci")
+    (bus / "drivers_probe").write_text(DRIVE2)
+    assert poll(lambda: lender.driver(DRIVE2) == "vfio-pci")
+    lender.ok("add", DRIVE2)
+    assert b"bound to driver vfio-pci" in lender.run("available", DRIVE2).stdout
+    lender.ok("available", "--force", DRIVE2)
+    (bus / "devices" / DRIVE2 / "driver_override").write_text("")
+    lender.ok("unavailable", DRIVE2)
+    assert lender.driver(DRIVE2) == "nvme"
+    lender.ok("remove", DRIVE2)
+
+
 @pytest.mark.parametrize(
     ("generation", "first"),
     [

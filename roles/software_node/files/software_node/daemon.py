@@ -32,6 +32,7 @@ MARKER = ".software-node"
 _TREES = ("sysfs", "dev", "proc")
 _LOG_LIMIT = 4 << 20
 _BIND_SECONDS = 5.0
+_CONTROL_SECONDS = 0.025
 _PROC = {
     "self/mountinfo": "",
     "self/mounts": "",
@@ -233,6 +234,7 @@ class Daemon:
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         threading.Thread(target=self._peers.serve, daemon=True).start()
         threading.Thread(target=self._serve_tools, daemon=True).start()
+        threading.Thread(target=self._watch_controls, daemon=True).start()
         if lifeline is not None:
             threading.Thread(target=_watch_lifeline, args=(lifeline,), daemon=True).start()
         self._log.note(f"{self.node.config.name} listens on {self.address[0]}:{self.address[1]}")
@@ -240,6 +242,14 @@ class Daemon:
         sys.stdout.flush()
         signal.sigwait(signals)
         self._stop()
+
+    def _watch_controls(self) -> None:
+        """Looks at the control files: plain files cannot tell that they were written to."""
+        while not self.node.stopping.wait(_CONTROL_SECONDS):
+            try:
+                self.node.obey_controls()
+            except (OSError, ValueError, KeyError) as error:
+                self._log.kmsg(f"sysfs: {error!r}")
 
     def _stop(self) -> None:
         self._log.note("ends")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 from .address import Bdf
-from .config import Device, NodeConfig, device_from_json, device_to_json
+from .config import Device, NodeConfig, device_from_json, device_to_json, virtual_function
 from .errors import NodeError
 from .faults import Faults
 from .output import View
@@ -97,6 +97,35 @@ class Node:
         path = os.path.join(self.tree.root, "module/dis_smartio/parameters", name)
         with open(path, "w", encoding="ascii") as stream:
             stream.write(f"{value}\n")
+
+    def obey_controls(self) -> None:
+        """Does what was written to the control files of the small sysfs since the last call."""
+        with self.lock:
+            if self.stopping.is_set() or self.host is not self.tree:
+                return
+            self.tree.obey()
+            for bdf, (have, want) in self.tree.wanted_vfs().items():
+                self._set_vfs(self.devices[bdf], have, want)
+                self.tree.reset_numvfs(bdf)
+
+    def _set_vfs(self, physical: Device, have: int, want: int) -> None:
+        """As the kernel: from none to some, and back to none; not while one of them is in the pool."""
+        present = [device for device in self.devices.values() if device.physfn == str(physical.bdf)]
+        if not 0 <= want <= physical.totalvfs or (have and want):
+            self.kmsg(f"{physical.bdf}: {want} virtual functions refused, there are {have}")
+        elif any(self.pool.local(device.bdf) for device in present):
+            self.kmsg(f"{physical.bdf}: its virtual functions are in the pool")
+        elif want:
+            configured = [one for one in self.config.devices if one.physfn == str(physical.bdf)]
+            made = [virtual_function(physical, number) for number in range(want)]
+            for device in (configured + made[len(configured) :])[:want]:
+                self.devices[device.bdf] = device
+                self.tree.add(device)
+                self.tree.bind(device.bdf)
+        else:
+            for device in present:
+                self.tree.remove(device.bdf)
+                del self.devices[device.bdf]
 
     def now(self) -> float:
         """The clock of all delays."""
