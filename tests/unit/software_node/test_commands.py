@@ -100,6 +100,18 @@ def test_a_connection_opens_the_pool_to_one_borrower(cluster: Any, lender: Any, 
     assert other.ok("list") == lender.ok("list") == ""
 
 
+def test_a_lender_is_found_by_each_of_its_ids(cluster: Any, lender: Any, borrower: Any, poll: Any) -> None:
+    lender.ok("connect", "4", "1")
+    lender.ok("add", "06:00.0")
+    for node_id in ("8", "12"):
+        borrower.fault(f"link_down={node_id}")
+        assert borrower.status("show", "80600") == errno.EIO
+        assert borrower.ok("list") == ""
+        borrower.fault("clear")
+        assert "NodeId: 8\n" in borrower.ok("show", "80600")
+    lender.ok("remove", "06:00.0")
+
+
 def test_connections_that_fail(lender: Any) -> None:
     assert lender.status("connect", "99") == errno.EIO
     assert lender.status("connect", "x") == errno.EINVAL
@@ -247,9 +259,9 @@ def test_borrow_and_return(lender: Any, borrower: Any, lent: str) -> None:
     assert not (borrower.sysfs / "bus/pci/devices" / vdev).is_symlink()
     assert list(borrower.dev.glob("nvme1*")) == []
     assert (borrower.dev / "nvme0n1").exists()
-    assert borrower.status("get-vdev", lent) == errno.EINVAL
+    assert borrower.status("get-vdev", lent) == errno.ENODEV
     assert borrower.status("return", lent) == errno.EINVAL
-    assert borrower.status("return", "8ffff") == errno.ENODEV
+    assert borrower.status("return", "8ffff") == errno.EINVAL
     again = borrower.ok("borrow", lent)
     assert vdev not in again  # virtual addresses move
     borrower.ok("return", lent)
@@ -278,7 +290,7 @@ def test_a_lender_borrows_its_own_device(lender: Any, lent: str) -> None:
     assert lender.driver(vdev) == "nvme"
     assert lender.status("unavailable", "06:00.0") == errno.EBUSY
     lender.ok("return", lent)
-    assert lender.status("get-vdev", lent) == errno.EINVAL
+    assert lender.status("get-vdev", lent) == errno.ENODEV
 
 
 def test_p2p(cluster: Any, lender: Any, borrower: Any, lent: str) -> None:

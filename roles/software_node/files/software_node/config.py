@@ -306,7 +306,7 @@ def _peers(reader: _Reader) -> Tuple[Peer, ...]:
     value = reader.take("peers", {})
     if not isinstance(value, dict):
         raise reader.bad("peers", 'must be an object like {"8": "127.0.0.1:4711"}')
-    return tuple(_peer(node_id, value[node_id]) for node_id in sorted(value))
+    return tuple(_peer(node_id, value[node_id]) for node_id in value)
 
 
 def _node_ids(reader: _Reader) -> Tuple[int, ...]:

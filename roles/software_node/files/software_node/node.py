@@ -186,12 +186,13 @@ class Node:
 
     # What it asks other nodes
 
-    def remote_views(self, only: Optional[int] = None) -> Tuple[Dict[int, Tuple[int, View]], List[NodeError]]:
-        """The devices that peers let this node see, {fdid: (peer, view)}, and what went wrong with which peer.
+    def remote_views(
+        self, peers: Optional[Sequence[int]] = None
+    ) -> Tuple[Dict[int, Tuple[int, View]], List[NodeError]]:
+        """The devices that peers (default: all) let this node see, {fdid: (peer, view)}, and what went wrong.
 
         All are asked at the same time, so this takes no longer than the slowest one may.
         """
-        peers = [peer.node_id for peer in self._distinct_peers() if only in (None, peer.node_id)]
         found: Dict[int, Tuple[int, View]] = {}
         failures: List[NodeError] = []
 
@@ -204,17 +205,14 @@ class Node:
             else:
                 found.update({view.fdid: (node_id, view) for view in views})
 
-        threads = [threading.Thread(target=ask, args=(node_id,), daemon=True) for node_id in peers]
+        threads = [
+            threading.Thread(target=ask, args=(node_id,), daemon=True) for node_id in peers or self.client.nodes()
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(2 * TIMEOUT)
         return dict(found), list(failures)
-
-    def _distinct_peers(self) -> List[Any]:
-        """One entry a peer, also when it has several ids."""
-        by_place = {(peer.host, peer.port): peer for peer in reversed(self.config.peers)}
-        return list(by_place.values())
 
     def find(self, fdid: int) -> Tuple[int, View]:
         """(peer, or 0 for this node; view) of a device; NodeError ENODEV, or EIO when its lender does not answer."""
@@ -226,7 +224,7 @@ class Node:
         # The part above bit 16 is usually the lender's id: then one question is enough.
         hint = fdid >> 16
         if self.client.knows(hint):
-            found, failures = self.remote_views(hint)
+            found, failures = self.remote_views([hint])
             if fdid in found:
                 return found[fdid]
         if not failures:
@@ -346,7 +344,8 @@ class Node:
     def cut(self, node_id: int) -> None:
         """Ends the leases from a node, as when the link to it goes down."""
         with self.lock:
-            links = [borrow.link for borrow in self.borrows.values() if node_id in (borrow.origin, borrow.view.node_id)]
+            ids = self.client.ids_of(node_id)
+            links = [borrow.link for borrow in self.borrows.values() if borrow.origin in ids]
         for link in links:
             if link is not None:
                 cut_link(link)
