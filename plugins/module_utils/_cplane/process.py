@@ -195,7 +195,7 @@ def stop(pid_file: str, timeout: float, kill: bool = False) -> bool:
         _signal(process, signal.SIGTERM)
         if not _gone(process, timeout):
             if not kill:
-                raise ServerTimeout(f"process {process.pid} ({process.command[0]}) has not ended in {timeout:g} seconds")
+                raise ServerTimeout(f"process {process.pid} ({process.command[0]}) runs on after {timeout:g} seconds")
             _signal(process, signal.SIGKILL)
             if not _gone(process, timeout):
                 raise ServerTimeout(f"process {process.pid} ({process.command[0]}) cannot be killed")
@@ -288,7 +288,7 @@ class HomiUsage:
 
 
 def homi_usage(tool: str) -> HomiUsage:
-    """Ask the reference tool how it is called: ``serve``, or ``start`` in older builds; ``--homi-id`` or ``--shm_id``."""
+    """Ask the reference tool how it is called: its builds differ in the verb and in the option of the id."""
     text = _help([tool, "--help"])
     for verb in ("serve", "start"):
         if re.search(rf"\b{verb}\b", text):

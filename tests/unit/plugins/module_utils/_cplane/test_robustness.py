@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -399,6 +400,57 @@ def test_a_controller_killed_while_it_works(
         assert struct.unpack_from("<i", data, 8)[0] == -errno.EIO
 
 
+def test_a_controller_that_hangs(
+    start: Callable[..., Any], raw: Callable[..., Any], raw_queue: Callable[..., Any], wait_for: Callable[..., Any]
+) -> None:
+    """Times out; what its clients held is kept until it answers again, and released then."""
+    server = start("emu:a?timeout=200ms", "emu:b", arguments=("--heap-size", str(10 << 20)))
+    victim = server.children()[0]
+    with raw(server) as other:
+        other.init(1)
+        free = largest_buffer(other)
+        with raw(server) as client:
+            client.init(0)
+            qid = client.pair(0, 16)[3]
+            client.pair(0, 16)
+            os.kill(victim, signal.SIGSTOP)
+            try:
+                assert client.admin(bytes([0x0A]) + bytes(63))[0] == -errno.ETIMEDOUT
+                assert client.ask(3, 0, qid=("I", 24, qid))[0] == -errno.ETIMEDOUT
+                assert client.ask(2, 0, depth=("H", 56, 16))[0] == -errno.ETIMEDOUT
+                assert status_times(other, 50)[45] < 0.02
+                client.close()
+                assert raw_queue(other, 1, *other.init(1)[1:], 16).do(0) == 0
+                assert largest_buffer(other) < free - 8
+            finally:
+                os.kill(victim, signal.SIGCONT)
+        assert other.ask(3, 1, qid=("I", 24, 2))[0] == 0
+        wait_for(lambda: largest_buffer(other) == free)
+        wait_for(lambda: other.ask(1, 0)[0] == 0)
+        other.pair(0, 16)
+
+
+def test_a_server_without_free_descriptors(
+    start: Callable[..., Any], raw: Callable[..., Any], wait_for: Callable[..., Any]
+) -> None:
+    """Serves those that it has, does not spin, and accepts again when there are some."""
+    server = start("emu:a")
+    with raw(server) as client:
+        client.status()
+        soft, hard = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (server.counts()[0], hard))
+        with raw(server) as waiting:
+            waiting.sock.sendall(waiting.request(7))
+            used = cpu_ticks(server)
+            end = time.monotonic() + 0.7
+            while time.monotonic() < end:
+                assert client.status()["nclients"] == 0
+                time.sleep(0.05)
+            assert cpu_ticks(server) - used < os.sysconf("SC_CLK_TCK") // 4
+            resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (soft, hard))
+            assert len(waiting.reply()[0]) == 104
+
+
 # -- idle ---------------------------------------------------------------------------------------------------------
 
 
@@ -634,7 +686,8 @@ def test_settings_apply_live(
     server = start("emu:a", arguments=("--settings", str(settings)))
     assert os.stat(server.path).st_mode & 0o777 == 0o600
     with raw(server) as client:
-        settings.write_text(json.dumps({"socket_mode": "0666", "socket_group": str(os.getegid()), "allow_uids": [4242]}))
+        group = str(os.getegid())
+        settings.write_text(json.dumps({"socket_mode": "0666", "socket_group": group, "allow_uids": [4242]}))
         server.process.send_signal(signal.SIGHUP)
         wait_for(lambda: os.stat(server.path).st_mode & 0o777 == 0o666)
         wait_for(lambda: "read again" in server.errors())

@@ -25,7 +25,7 @@ def admin_command(opcode: int, nsid: int = 0, prp1: int = 0, cdw10: int = 0, cdw
 
 
 def test_a_full_session(start: Callable[..., Any], raw: Callable[..., Any], raw_queue: Callable[..., Any]) -> None:
-    """Init, record and descriptor, a buffer, Identify into it, a queue pair, Write and Read, 600 commands at depth 2."""
+    """Records, a buffer, Identify into it, a queue pair, Write and Read, 600 commands at depth 2."""
     server = start("emu:a?size=16M", "emu:b?lba=4096")
     with raw(server) as client:
         record, heap, bar = client.init(0)

@@ -16,7 +16,7 @@ import pytest
 from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import wire
 from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.errors import WireError
 from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.wire import Message, Op
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -74,6 +74,7 @@ def test_recorded_messages_survive_a_round_trip() -> None:
 
 
 @given(st.data())
+@settings(deadline=None)
 def test_any_request_survives(data: st.DataObject) -> None:
     """For all operations and all values."""
     op = data.draw(st.sampled_from(list(Op)))
