@@ -149,7 +149,8 @@ class _Layout:
     def accepts(self, values: Dict[str, Value]) -> bool:
         """Whether all values have a field, and the bytes fit (struct would cut them off without a word)."""
         return self._names.issuperset(values) and all(
-            len(values.get(name, b"")) <= size for name, size in self._sizes  # type: ignore[arg-type]
+            len(values.get(name, b"")) <= size
+            for name, size in self._sizes  # type: ignore[arg-type]
         )
 
     def check(self, header: Dict[str, Value], values: Dict[str, Value]) -> None:
@@ -245,9 +246,7 @@ class Message:
             union = layout.zeros if not values else [values.get(name, zero) for name, zero in layout.pairs]
             if values and not layout.accepts(values):
                 raise WireError(layout.label)
-            return layout.struct.pack(
-                self.op, self.version, self.status, self.nfds, self.index, self.reserved, *union
-            )
+            return layout.struct.pack(self.op, self.version, self.status, self.nfds, self.index, self.reserved, *union)
         except (WireError, struct.error):
             # Only now is it worth the time to find out which field it was.
             header: Dict[str, Value] = {name: getattr(self, name) for name in HEADER_NAMES}
