@@ -210,8 +210,8 @@ class Daemon:
     def __init__(self, config: NodeConfig, config_path: str, folder: str, prefix: str) -> None:
         """Takes the folder and the port, makes the trees and the tools; ConfigError when that is not possible."""
         faults = Faults(config.faults)
-        listener = _listen(config.host, config.port)
         self._folder = Folder(folder)
+        listener = _listen(config.host, config.port)
         self._folder.clear()
         self._log = Log(self._folder.path)
         self.node = Node(config, self._folder.path, os.path.abspath(config_path), faults, self._log.kmsg)
