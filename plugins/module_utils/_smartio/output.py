@@ -41,8 +41,7 @@ _SHOW_BDF = {"remote bdf": "bdf", "local bdf": "bdf", "bdf": "bdf"}
 def parse_list(text: str) -> PoolList:
     """``smartio_tool list``: every generation; notes that cannot be entries ("no devices") are passed over."""
     entries, unread = [], []
-    for line in text.split("\n"):
-        line = line.rstrip("\r")
+    for line in text.replace("\r\n", "\n").split("\n"):
         entry = _parse_entry(line)
         if entry is not None:
             entries.append(entry)
