@@ -39,14 +39,24 @@ def device(data: Dict[str, Any]) -> Device:
 @pytest.mark.parametrize(
     ("generation", "fdid", "state", "line"),
     [
-        ("2018", 0x80000, "available", "80000: Non-Volatile memory controller Intel Corporation Device f1a5 [available]"),
+        (
+            "2018",
+            0x80000,
+            "available",
+            "80000: Non-Volatile memory controller Intel Corporation Device f1a5 [available]",
+        ),
         (
             "id-prefix",
             0x80002,
             "unavailable",
             "ID 80002: Non-Volatile memory controller: Intel Corporation Device [unavailable]",
         ),
-        ("current", 0x80002, "available", "80002: Non-Volatile memory controller: Intel Corporation Device [available]"),
+        (
+            "current",
+            0x80002,
+            "available",
+            "80002: Non-Volatile memory controller: Intel Corporation Device [available]",
+        ),
     ],
 )
 def test_list_as_published(generation: str, fdid: int, state: str, line: str) -> None:
