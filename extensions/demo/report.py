@@ -47,9 +47,7 @@ def check_recap(recap: Recap, hosts: Sequence[str], must_change: bool) -> None:
             if counters[counter]:
                 raise DemoError(f"{host}: {counter}={counters[counter]} in the recap")
         if must_change and not counters["changed"]:
-            raise DemoError(
-                f"{host}: the first run changed nothing, so there is nothing that a second could leave alone"
-            )
+            raise DemoError(f"{host}: the first run changed nothing, so a second one proves nothing")
         if not must_change and counters["changed"]:
             raise DemoError(f"{host}: the second run changed {counters['changed']} tasks, and must not change any")
     strangers = sorted(set(recap) - set(hosts))

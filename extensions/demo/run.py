@@ -123,7 +123,8 @@ def demo(signals: Signals) -> str:
             raise DemoError(f"failed; the nodes' logs are in {FOLDER}")
         counts = json.loads((FOLDER / "counts.json").read_text(encoding="utf-8"))
     seconds = time.monotonic() - started
-    return f"second run changed nothing; {counts['lent']} devices lent, {counts['borrowed']} borrowed, {seconds:.0f} seconds"
+    devices = f"{counts['lent']} devices lent, {counts['borrowed']} borrowed"
+    return f"second run changed nothing; {devices}, {seconds:.0f} seconds"
 
 
 def main() -> int:

@@ -36,7 +36,7 @@ def play(record: Path) -> dict[str, Any]:
         cwd=ROOT,
         env=environment,
         check=False,
-        preexec_fn=lambda: end_with_parent(signal.SIGKILL),  # noqa: PLW1509 - no threads
+        preexec_fn=lambda: end_with_parent(signal.SIGKILL),
     ).returncode
     if status != 0:
         raise DemoError(f"ansible-playbook ended with exit status {status}")
