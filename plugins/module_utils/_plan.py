@@ -128,13 +128,13 @@ def failure_sentence(errors: Sequence[Tuple[str, SharingError]], total: int, wha
     text = first.message if name in first.message or not name else f"{name}: {first.message}"
     if total == 1:
         return text
-    return "%d of %d %s failed: %s" % (len(errors), total, what, "; ".join([text, *_others(errors[1:])]))
+    return f"{len(errors)} of {total} {what} failed: " + "; ".join([text, *_others(errors[1:])])
 
 
 def _others(errors: Sequence[Tuple[str, SharingError]]) -> List[str]:
     texts = [e.message if name in e.message else f"{name}: {e.message}" for name, e in errors[:7]]
     if len(errors) > 7:
-        texts.append("and %d more (see errors)" % (len(errors) - 7))
+        texts.append(f"and {len(errors) - 7} more (see errors)")
     return texts
 
 

@@ -12,8 +12,8 @@ short_description: Set parameters of the SmartIO kernel module
 version_added: 0.1.0
 author: The iofabric.sharing contributors (@iofabric)
 description:
-  - Runs C(smartio_tool config) for parameters whose value differs. A value is read from C(module/*/parameters) of O(sysfs)
-    where the kernel shows it, else it is what was last set and is remembered in O(state_dir).
+  - Runs C(smartio_tool config) for parameters whose value differs. A value is read from C(module/*/parameters) of
+    O(sysfs) where the kernel shows it, else it is what was last set and is remembered in O(state_dir).
 options:
   settings:
     description:

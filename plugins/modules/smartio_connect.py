@@ -14,8 +14,8 @@ author: The iofabric.sharing contributors (@iofabric)
 description:
   - Runs C(smartio_tool connect) on a lender, so that the named nodes see and may borrow its devices. Two lenders whose
     devices talk to each other directly need a connection, too.
-  - No command lists or undoes connections. What was connected is remembered in O(state_dir) for one boot and one load of
-    the kernel module, so that connecting again costs no command.
+  - No command lists or undoes connections. What was connected is remembered in O(state_dir) for one boot and one load
+    of the kernel module, so that connecting again costs no command.
   - A node that cannot be reached does not keep the others from being connected. The run then fails, and says beside the
     failure what it changed.
 options:

@@ -26,7 +26,8 @@ options:
     default: 0
   autoborrow:
     description:
-      - Set the parameter C(autoborrow_transparent) before the scan, so that what is found is borrowed here at once (or not).
+      - Set the parameter C(autoborrow_transparent) before the scan, so that what is found is borrowed here at once,
+        or not.
     type: bool
 extends_documentation_fragment:
   - iofabric.sharing.smartio

@@ -174,8 +174,8 @@ class Borrowing:
             if share.misfits:
                 report.errors.append((share.claim.written, misfit(share)))
             elif not share.filled:
-                error = shortfall(share.claim, len(share.kept), fabric, self._tried)
-                report.errors.append((share.claim.written, error))
+                short = shortfall(share.claim, len(share.kept), fabric, self._tried)
+                report.errors.append((share.claim.written, short))
             share.kept = [fdid for fdid in share.kept if fabric.here(fdid)]
         report.changed = bool(self._taken)
         return report
@@ -326,10 +326,10 @@ def _by_id(host: Host, nodes: Sequence[str]) -> List[str]:
 
 def _not_up(fdid: str, vdev: str, driver: Optional[str], options: Options, host: Host) -> SharingError:
     seen = f"driver {driver}, no device node" if driver else "no driver"
+    awaited, seconds = options.wait_for.replace("_", " "), host.deadline.seconds
     return SharingError(
-        "{} is borrowed as {}, but its {} did not appear within {:g} seconds (last seen: {}); load the driver, or choose another wait_for".format(
-            fdid, vdev, options.wait_for.replace("_", " "), host.deadline.seconds, seen
-        )
+        f"{fdid} is borrowed as {vdev}, but its {awaited} did not appear within {seconds:g} seconds "
+        f"(last seen: {seen}); load the driver, or choose another wait_for"
     )
 
 
@@ -402,7 +402,8 @@ class Returning:
                 return
         for fdid, outcome in left.items():
             outcome.error = SharingError(
-                f"{fdid}: 'smartio_tool return' succeeded, but 'smartio_tool get-vdev' still prints its virtual device after {self._host.deadline.seconds:g} seconds"
+                f"{fdid}: 'smartio_tool return' succeeded, but 'smartio_tool get-vdev' still prints its virtual device "
+                f"after {self._host.deadline.seconds:g} seconds; see the kernel log for the reason"
             )
 
     def _report(

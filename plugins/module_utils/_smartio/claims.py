@@ -16,7 +16,6 @@ from .._plan import SharingError
 from .model import AVAILABLE, UNAVAILABLE, FabricDevice, PoolEntry, normalise_fdid
 from .wishes import hex_id, pattern, written
 
-
 SELECT_ARGUMENTS: Dict[str, Dict[str, str]] = {
     "node_id": {"type": "int"},
     "bdf": {"type": "raw"},
@@ -75,7 +74,7 @@ def claim_from(element: Mapping[str, Any]) -> Claim:
     count = 1 if element.get("count") is None else element["count"]
     if count < 1:
         raise SharingError(
-            "count: %d is not a number of devices from 1 on; use state: returned to return devices" % count
+            f"count: {count} is not a number of devices from 1 on; use state: returned to return devices"
         )
     if select is not None and not any(value is not None for value in select.values()):
         raise SharingError("select is empty: say what the device must be like (node_id, vendor_id, ...)")
@@ -285,21 +284,15 @@ def shortfall(claim: Claim, have: int, fabric: Fabric, tried: Mapping[str, str])
     ]
     if not reasons:
         reasons = ["no other device in the pool matches"]
-    return SharingError(
-        "%s: %d of %s devices could be borrowed; %s"
-        % (
-            claim.written,
-            have,
-            wanted,
-            "; ".join(reasons[:8]) + (" and %d more" % (len(reasons) - 8) if len(reasons) > 8 else ""),
-        ),
-        reasons=reasons,
-    )
+    more = f"; and {len(reasons) - 8} more (see reasons)" if len(reasons) > 8 else ""
+    named = "; ".join(reasons[:8]) + more
+    return SharingError(f"{claim.written}: {have} of {wanted} devices could be borrowed; {named}", reasons=reasons)
 
 
 def misfit(share: Share) -> SharingError:
     """The error for a label that holds a device which is not what its claim selects."""
     label, fdids = share.claim.label, ", ".join(share.misfits)
     return SharingError(
-        f"{share.claim.written}: label {label} holds {fdids}, which is not what is selected now; return it first (label: {label}, state: returned)"
+        f"{share.claim.written}: label {label} holds {fdids}, which is not what is selected now; "
+        f"return it first (label: {label}, state: returned)"
     )

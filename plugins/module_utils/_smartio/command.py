@@ -112,7 +112,7 @@ def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
         )
     except OSError as error:
         raise ToolUnusable(
-            f"'{command[0]}' cannot be run: {(error.strerror or str(error)).lower()}; install it, make it executable, or give its path",
+            f"'{command[0]}' cannot be run: {(error.strerror or str(error)).lower()}; correct it, or give its path",
             command=list(command),
         ) from error
 

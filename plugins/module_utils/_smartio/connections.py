@@ -21,7 +21,7 @@ class Connection:
     adapter: int
 
     def __str__(self) -> str:
-        return "node %d (adapter %d)" % (self.node_id, self.adapter)
+        return f"node {self.node_id} (adapter {self.adapter})"
 
 
 def plan_connections(wanted: Sequence[Connection], known: Sequence[Tuple[int, int]], reconnect: bool) -> Plan:
@@ -60,7 +60,7 @@ def connect(host: Host, wanted: Sequence[Connection], reconnect: bool, check: bo
 def _named(error: ToolError, host: Host, one: Connection) -> SharingError:
     """The error of a connect, with both nodes in its sentence."""
     own = host.tool.node_ids().get(one.adapter)
-    here = "this node" if own is None else "node %d" % own
+    here = "this node" if own is None else f"node {own}"
     return SharingError(f"{here} cannot connect to {one}: {error.message}", **error.details)
 
 

@@ -26,7 +26,7 @@ class Pair:
     bar: Optional[int] = None
 
     def __str__(self) -> str:
-        return "{} -> {}{}".format(self.source, self.destination, "" if self.bar is None else " (BAR %d)" % self.bar)
+        return f"{self.source} -> {self.destination}" + ("" if self.bar is None else f" (BAR {self.bar})")
 
     @property
     def key(self) -> str:
@@ -111,5 +111,5 @@ def resource(params: Mapping[str, Any]) -> Resource:
 def _pair(element: Mapping[str, Any]) -> Pair:
     bar = element["bar"]
     if bar is not None and not 0 <= bar <= 5:
-        raise SharingError("bar: %d is not a BAR's number from 0 to 5" % bar)
+        raise SharingError(f"bar: {bar} is not a BAR's number from 0 to 5")
     return Pair(normalise_fdid(element["source"]), normalise_fdid(element["destination"]), bar)

@@ -45,7 +45,7 @@ def _set(host: Host, ledger: Ledger, name: str, value: str) -> None:
             break
     if shown is not None and not same_value(shown, value):
         raise SharingError(
-            f"'smartio_tool config {name} {value}' succeeded, but sysfs still shows {shown!a}; see the kernel log for the reason"
+            f"'smartio_tool config {name} {value}' succeeded, but sysfs still shows {shown!a}; see the kernel log"
         )
     ledger.settings[name] = value
     host.remember(ledger)
@@ -120,7 +120,7 @@ def _scan(host: Host, ledger: Ledger, node_id: int, adapter: int, report: Report
             host.remember(ledger)
         pool.refresh()
     except SharingError as error:
-        report.errors.append(("tree %d" % node_id, error))
+        report.errors.append((f"tree {node_id}", error))
         report.results.update({"added": None, "removed": None})
         return
     added, removed = _difference(before, set(pool.entries))

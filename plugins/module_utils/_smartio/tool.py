@@ -166,7 +166,7 @@ class SmartioTool:
         command = [self.path, *args]
         if finished.status < 0:
             return ToolError(
-                "'%s' was ended by signal %d; run it by hand to see why" % (spell(command), -finished.status),
+                f"'{spell(command)}' was ended by signal {-finished.status}; run it by hand to see why",
                 command,
                 finished.status,
                 finished.output,

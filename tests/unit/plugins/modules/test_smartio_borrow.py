@@ -159,15 +159,6 @@ def test_a_label_keeps_its_device(fabric: Fabric, quirks: Dict[str, Any]) -> Non
         }
 
 
-def test_a_specific_claim_is_not_starved_by_a_general_one(fabric: Fabric) -> None:
-    """One device fits both claims, another only the first: both can be filled."""
-    borrower, fdids = make(fabric)
-    claims = [{"label": "any", "select": DRIVES, "count": 2}, {"label": "near", "select": {"node_id": 4, "bdf": DRIVE}}]
-    result = good(borrower, MODULE, devices=claims, timeout=2)
-    assert borrower.borrowed() == sorted([fdids[DRIVE], fdids[DRIVE2], fdids[FAR]])
-    assert [one["fdid"] for one in result["devices"] if one["label"] == "near"] == [fdids[DRIVE]]
-
-
 def test_dma_window(fabric: Fabric) -> None:
     borrower, fdids = make(fabric)
     good(borrower, MODULE, fdid=fdids[DRIVE], dma_window=512)

@@ -160,6 +160,8 @@ def fault(rule: Dict[str, Any]) -> None:
         line = "kernel: dis_smartio: something happened again, and again, and again\n" * 1000
         for _count in range(rule["megabytes"] * 1000000 // len(line)):
             (sys.stderr if rule.get("stderr", True) else sys.stdout).write(line)
+        if rule.get("exit"):
+            raise Exit(rule["exit"])
     if kind == "binary":
         sys.stdout.flush()
         sys.stdout.buffer.write(b"\xff\xfe\x80 not text \xc3(\x00\n")
@@ -521,7 +523,9 @@ class Tool:
         self.state["settings"].setdefault(str(self.me), {})[args[0]] = args[1]
         path = os.path.join(self.config["sysfs"], "module/dis_smartio/parameters", args[0])
         if os.path.exists(path):
-            fakefs.write(path, args[1] + "\n")
+            with open(path) as file:
+                is_bool = file.read().strip() in ("Y", "N")
+            fakefs.write(path, {"1": "Y", "0": "N"}.get(args[1], args[1]) + "\n" if is_bool else args[1] + "\n")
 
 
 COMMANDS: Dict[str, Callable[[Tool, List[str]], None]] = {
