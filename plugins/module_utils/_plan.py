@@ -108,6 +108,17 @@ class Report:
     warnings: List[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Resource:
+    """What a module manages. ``run`` observes and plans, and applies unless its argument (check) is true.
+
+    ``what`` names the elements in a failure, such as "devices".
+    """
+
+    what: str
+    run: Callable[[bool], Report]
+
+
 def run_plan(plan: Plan, check: bool, perform: Callable[[Action], None]) -> Tuple[Report, List[Outcome]]:
     """Predict or apply a plan whose commands are their own proof, and start the report of it."""
     outcomes = plan.predict() if check else plan.apply(perform)

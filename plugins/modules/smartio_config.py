@@ -65,13 +65,14 @@ errors:
   elements: dict
 """
 
-from ansible_collections.iofabric.sharing.plugins.module_utils._ansible import run_smartio
+from ansible_collections.iofabric.sharing.plugins.module_utils._ansible import run_module
+from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.host import ARGUMENTS, on_node
 from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.settings import config_resource
 
 
 def main() -> None:
     """Run the module."""
-    run_smartio({"settings": {"type": "dict", "required": True}}, config_resource)
+    run_module({**ARGUMENTS, "settings": {"type": "dict", "required": True}}, on_node(config_resource))
 
 
 if __name__ == "__main__":

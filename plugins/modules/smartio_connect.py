@@ -103,21 +103,23 @@ errors:
   elements: dict
 """
 
-from ansible_collections.iofabric.sharing.plugins.module_utils._ansible import run_smartio
+from ansible_collections.iofabric.sharing.plugins.module_utils._ansible import run_module
 from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.connections import resource
+from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.host import ARGUMENTS, on_node
 
 
 def main() -> None:
     """Run the module."""
     connection = {"node_id": {"type": "int", "required": True}, "adapter": {"type": "int", "default": 0}}
-    run_smartio(
+    run_module(
         {
+            **ARGUMENTS,
             "node_ids": {"type": "list", "elements": "int", "aliases": ["node_id"]},
             "adapter": {"type": "int", "default": 0},
             "connections": {"type": "list", "elements": "dict", "options": connection},
             "reconnect": {"type": "bool", "default": False},
         },
-        resource,
+        on_node(resource),
         mutually_exclusive=[("node_ids", "connections")],
         required_one_of=[("node_ids", "connections")],
     )

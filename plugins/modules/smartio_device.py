@@ -194,7 +194,8 @@ errors:
   elements: dict
 """
 
-from ansible_collections.iofabric.sharing.plugins.module_utils._ansible import run_smartio
+from ansible_collections.iofabric.sharing.plugins.module_utils._ansible import run_module
+from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.host import ARGUMENTS, on_node
 from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.lending import STATES, resource
 
 
@@ -205,8 +206,9 @@ def main() -> None:
     element = {"bdf": {"type": "raw"}, "filter": text, "select": {"type": "dict", "options": select}}
     state = {"type": "str", "choices": list(STATES)}
     one = [("bdf", "filter", "select")]
-    run_smartio(
+    run_module(
         {
+            **ARGUMENTS,
             **element,
             "devices": {
                 "type": "list",
@@ -222,7 +224,7 @@ def main() -> None:
             "allow_empty": {"type": "bool", "default": False},
             "purge": {"type": "bool", "default": False},
         },
-        resource,
+        on_node(resource),
         mutually_exclusive=[("bdf", "filter", "select", "devices")],
         required_one_of=[("bdf", "filter", "select", "devices")],
     )

@@ -82,19 +82,21 @@ pending:
   type: bool
 """
 
-from ansible_collections.iofabric.sharing.plugins.module_utils._ansible import run_smartio
+from ansible_collections.iofabric.sharing.plugins.module_utils._ansible import run_module
+from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.host import ARGUMENTS, on_node
 from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.settings import scan_resource
 
 
 def main() -> None:
     """Run the module."""
-    run_smartio(
+    run_module(
         {
+            **ARGUMENTS,
             "node_id": {"type": "int", "required": True},
             "adapter": {"type": "int", "default": 0},
             "autoborrow": {"type": "bool"},
         },
-        scan_resource,
+        on_node(scan_resource),
     )
 
 

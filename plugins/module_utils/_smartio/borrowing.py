@@ -18,7 +18,7 @@ from .._pci import usage
 from .._plan import Action, Item, Outcome, Plan, Report, SharingError
 from .claims import Claim, Fabric, Share, claim_from, matching, misfit, share_out, shortfall
 from .errors import ToolError
-from .host import Host, Places, Resource
+from .host import Host, NodeResource, Places
 from .ledger import Ledger
 from .model import FabricDevice
 from .pool import Pool
@@ -439,7 +439,7 @@ def plan_return(fdid: str, vdev: Optional[str], used: Optional[usage.Usage], for
     return Item(fdid, "borrowed", "not borrowed", (action,))
 
 
-def resource(params: Mapping[str, Any]) -> Resource:
+def resource(params: Mapping[str, Any]) -> NodeResource:
     """The resource of smartio_borrow for a module's parameters."""
     claims = [claim_from(element) for element in elements_of(params)]
     returning = params["state"] == "returned"
@@ -458,4 +458,4 @@ def resource(params: Mapping[str, Any]) -> Resource:
         rows = [pending_row(claim) for claim in claims for _one in range(1 if returning else claim.count or 1)]
         return Report({"devices": rows, "pending": True}, changed=bool(rows))
 
-    return Resource("devices", run, pending)
+    return NodeResource("devices", run, pending)

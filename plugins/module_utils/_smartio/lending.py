@@ -17,7 +17,7 @@ from .._pci import usage
 from .._pci.names import describe
 from .._pci.sysfs import PciDevice, Sysfs
 from .._plan import Action, Deadline, Item, Outcome, Plan, Report, SharingError
-from .host import Host, Resource
+from .host import Host, NodeResource
 from .ledger import Ledger
 from .model import AVAILABLE, UNAVAILABLE, PoolEntry
 from .pool import Pool, find_local
@@ -300,7 +300,7 @@ def _names(sysfs: Sysfs, device: PciDevice) -> List[str]:
     return [name for name in (sysfs.model(device.bdf), describe(device)) if name]
 
 
-def resource(params: Mapping[str, Any]) -> Resource:
+def resource(params: Mapping[str, Any]) -> NodeResource:
     """The resource of smartio_device for a module's parameters."""
     options = Options(
         force=params["force"],
@@ -310,7 +310,7 @@ def resource(params: Mapping[str, Any]) -> Resource:
         purge=params["purge"],
     )
     wishes = [wish_from(element, params["state"]) for element in elements_of(params)]
-    return Resource(
+    return NodeResource(
         what="devices",
         run=lambda host, check: Lending(host, wishes, options).run(check),
         pending=lambda places: _pending(Sysfs(places.sysfs), wishes, options),

@@ -68,7 +68,7 @@ def _clean(line: str) -> bool:
 
 
 def _looks_like_an_entry(line: str) -> bool:
-    return bool(line.strip()) and ("[" in line or not _clean(line))
+    return "[" in line or _ENTRY.match(line) is not None
 
 
 def _pairs(text: str) -> Dict[str, str]:
