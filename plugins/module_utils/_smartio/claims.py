@@ -227,10 +227,13 @@ def _keep_others(share: Share, fabric: Fabric, taken: Dict[str, Share], reserved
 
 
 def _hinted_first(fdids: Sequence[str], fabric: Fabric) -> List[str]:
-    """Whoever has users is likely borrowed by somebody here; only an order of asking."""
-    return sorted(
-        fdids, key=lambda fdid: (not fabric.here(fdid), not (fdid in fabric.shown and fabric.shown[fdid].users))
-    )
+    """Whoever has users is likely borrowed by somebody here; only an order of asking, not of keeping."""
+
+    def unlikely(fdid: str) -> Tuple[bool, bool]:
+        here, device = fabric.here(fdid), fabric.shown.get(fdid)
+        return not here, not here and not (device is not None and device.users)
+
+    return sorted(fdids, key=unlikely)
 
 
 def _take(share: Share, fdid: str, fabric: Fabric, taken: Dict[str, Share]) -> None:
@@ -255,7 +258,7 @@ def _choose(share: Share, fabric: Fabric, taken: Dict[str, Share], reserved: Fro
             continue
         if can_be_tried(fdid, fabric, force):
             share.candidates.append(fdid)
-            if share.missing is not None and len(share.candidates) <= share.missing:
+            if share.missing is None or len(share.candidates) <= share.missing:
                 taken[fdid] = share
 
 
