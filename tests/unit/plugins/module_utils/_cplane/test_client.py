@@ -241,6 +241,15 @@ def test_any_status_is_a_failure(tmp_path: Path, serve: Callable[..., None], sta
             connection.status(0)
 
 
+def test_a_reply_to_another_operation(tmp_path: Path, serve: Callable[..., None]) -> None:
+    """The stream is out of step: the connection is of no more use."""
+    serve(replier(lambda request: Message(Op.FREE_BUF, 0).encode_reply()))
+    with client.connect(7, str(tmp_path)) as connection:
+        with pytest.raises(WireError, match="reply is to operation 6"):
+            connection.status(0)
+        assert connection.fileno() == -1
+
+
 def test_the_echoed_index_is_not_matched(tmp_path: Path, serve: Callable[..., None]) -> None:
     """Replies of a controller's thread carry 0."""
     values: Dict[str, wire.Value] = {"sq_offset": 1, "cq_offset": 2, "prp_offset": 3, "qid": 2, "depth": 16}

@@ -110,15 +110,18 @@ def test_command_lines_that_are_wrong(arguments: List[str], capsys: pytest.Captu
         (["0000:81:00.0"], "emulated controllers only"),
         (["emu:a", "--heap-size", "4096"], "too small"),
         (["emu:a", "--socket-group", "no such group"], "no group"),
-        (["emu:a", "--settings", "/nonexistent"], "settings"),
+        (["emu:a", "--settings", "/proc/nowhere"], "settings"),
         (["emu:a?size=512T&path=/dev/null"], "not a regular file"),
+        (["emu:a", "emu:b?size=512T"], "emu:b: cannot map its"),
+        (["emu:a", "--heap-size", str(2**47)], "cannot get what 1 controllers"),
+        (["emu:a", "--directory", "/proc/nowhere"], "/proc/nowhere"),
     ],
 )
 def test_servers_that_cannot_start(
     start: Callable[..., Any], tmp_path: Path, arguments: List[str], words: str
 ) -> None:
     """Exit 1, one line that says why, and nothing is left."""
-    server = start(*arguments, wait=False)
+    server = start(arguments=tuple(arguments), wait=False)
     assert server.process.wait(20) == 1
     assert words in server.errors()
     assert server.errors().startswith("xnvme-cplaned: ")

@@ -116,6 +116,25 @@ def test_what_a_dead_client_held_is_released(
         assert (found["nclients"], found["nclients_ctrlr"], found["nqueues"]) == (0, 1, 1)
 
 
+def test_a_client_with_thousands_of_buffers(
+    start: Callable[..., Any], raw: Callable[..., Any], wait_for: Callable[..., Any]
+) -> None:
+    """All are freed, and nobody waits for it."""
+    server = start("emu:a", arguments=("--heap-size", str(40 << 20)))
+    with raw(server) as other:
+        other.init(0)
+        free = largest_buffer(other)
+        with raw(server) as client:
+            client.init(0)
+            request = client.request(5, nbytes=("Q", 24, 1))
+            for _ in range(60):
+                client.sock.sendall(request * 100)
+                for _ in range(100):
+                    assert client.reply()[0][8:12] == bytes(4)
+        assert status_times(other, 100)[90] < 0.02
+        wait_for(lambda: largest_buffer(other) == free)
+
+
 # -- clients that misbehave ---------------------------------------------------------------------------------------
 
 
