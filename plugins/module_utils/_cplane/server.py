@@ -321,9 +321,7 @@ class _Server:
 
     # -- start and end --------------------------------------------------------------------------------------------
 
-    def open(
-        self, configs: Sequence[Config], heap_size: int, make_heap: Callable[[int], Heap], opener: Opener
-    ) -> None:
+    def open(self, configs: Sequence[Config], heap_size: int, make_heap: Callable[[int], Heap], opener: Opener) -> None:
         """Open every controller, write what clients read of it, and start its thread."""
         if heap_size < PAIR_NBYTES + 16 * PAGE:
             raise ConfigError(f"a heap of {heap_size} bytes is too small for a queue pair ({PAIR_NBYTES} bytes)")

@@ -148,18 +148,11 @@ class _Layout:
 
     def accepts(self, values: Dict[str, Value]) -> bool:
         """Whether all values have a field, and the bytes fit (struct would cut them off without a word)."""
-<<<<<<< HEAD
-        return self._names.issuperset(values) and all(
-            len(values.get(name, b"")) <= size
-            for name, size in self._sizes  # type: ignore[arg-type]
-        )
-=======
         for name, size in self._sizes:
             value = values.get(name, b"")
             if not isinstance(value, bytes) or len(value) > size:
                 return False
         return self._names.issuperset(values)
->>>>>>> cplane
 
     def check(self, header: Dict[str, Value], values: Dict[str, Value]) -> None:
         """Raise WireError that names the first field whose value does not fit."""
