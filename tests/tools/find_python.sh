@@ -53,7 +53,8 @@ if [ -z "$found" ]; then
     else
         echo "No Python $minimum or newer with the modules venv and ensurepip was found on PATH or in pyenv."
     fi
-    echo "Install one (on Debian and Ubuntu the package python3-venv as well), or name one: make PYTHON=/path/to/python3 ..."
+    echo "Install one (on Debian and Ubuntu the package python3-venv as well), or name one with PYTHON=,"
+    echo "for make sanity with SANITY_PYTHON=."
     exit 1
 fi
 echo "$found"
