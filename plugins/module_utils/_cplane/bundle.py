@@ -16,9 +16,8 @@ import zipfile
 from pathlib import Path
 from typing import Dict
 
-from . import VERSION
+from .program import NAME
 
-NAME = f"xnvme-cplaned-{VERSION}.pyz"
 _PACKAGE = "iofabric_sharing"
 _SOURCES = (
     "_cplane/__init__.py",

@@ -253,7 +253,10 @@ class Connection:
     ) -> Tuple[int, int]:
         """Have a queue pair made in registered memory; returns its qid and depth."""
         values: Dict[str, Value] = {
-            "desc_offset": desc_offset, "sq_offset": sq_offset, "cq_offset": cq_offset, "depth": depth,
+            "desc_offset": desc_offset,
+            "sq_offset": sq_offset,
+            "cq_offset": cq_offset,
+            "depth": depth,
         }
         reply = self._ask(Message(Op.ALLOC_IOQPAIR_AT, index, values))[0]
         return reply.number("qid"), reply.number("depth")
@@ -288,9 +291,7 @@ class Connection:
             raise WireError(f"{what}: {len(fds)} descriptors came, not {nfds}")
         return reply, fds
 
-    def _exchange(
-        self, data: bytes, send_fds: Sequence[int], fds: List[int], what: str, deadline: Deadline
-    ) -> Message:
+    def _exchange(self, data: bytes, send_fds: Sequence[int], fds: List[int], what: str, deadline: Deadline) -> Message:
         try:
             self._send(data, send_fds, deadline)
             raw = self._receive(fds, deadline)

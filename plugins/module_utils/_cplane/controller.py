@@ -378,7 +378,10 @@ class Controller:
     def _get_log_page(self, command: _Command) -> int:
         """Section 5.14 (figures 190 to 199)."""
         pages: Dict[int, Callable[[], bytes]] = {
-            1: self._error_log, 2: self._smart_log, 3: self._firmware_log, 5: self._effects_log,
+            1: self._error_log,
+            2: self._smart_log,
+            3: self._firmware_log,
+            5: self._effects_log,
         }
         page = command.cdw10 & 0xFF
         if page not in pages:
@@ -493,8 +496,9 @@ class Controller:
 
         return act
 
-    def _new_queue(self, command: _Command, taken: Union[Dict[int, _CompletionQueue], Dict[int, _SubmissionQueue]]
-                   ) -> Tuple[int, int]:
+    def _new_queue(
+        self, command: _Command, taken: Union[Dict[int, _CompletionQueue], Dict[int, _SubmissionQueue]]
+    ) -> Tuple[int, int]:
         qid, size = command.cdw10 & 0xFFFF, (command.cdw10 >> 16) + 1
         if not 1 <= qid <= self.config.queues or qid in taken:
             raise Failure(nvme.INVALID_QUEUE_ID)

@@ -197,17 +197,28 @@ def parser() -> argparse.ArgumentParser:
         help="emu:NAME[?size=64M&path=FILE&lba=512&queues=64&latency=0&format_time=0&timeout=30s]",
     )
     run.add_argument(
-        "--heap-size", type=_number(1, 2**48), default=HEAP_PER_CTRLR, metavar="BYTES",
+        "--heap-size",
+        type=_number(1, 2**48),
+        default=HEAP_PER_CTRLR,
+        metavar="BYTES",
         help="memory to share, for each controller (default %(default)s)",
     )
     run.add_argument("--socket-mode", type=_octal, default=Access.mode, metavar="OCTAL", help="default 0660")
     run.add_argument("--socket-group", metavar="GROUP", help="default: the group of this process")
     run.add_argument(
-        "--allow-uid", type=_number(0, 2**32 - 1), action="append", default=[], metavar="UID",
+        "--allow-uid",
+        type=_number(0, 2**32 - 1),
+        action="append",
+        default=[],
+        metavar="UID",
         help="serve this user (repeat for more); without any --allow, whoever may open the socket is served",
     )
     run.add_argument(
-        "--allow-gid", type=_number(0, 2**32 - 1), action="append", default=[], metavar="GID",
+        "--allow-gid",
+        type=_number(0, 2**32 - 1),
+        action="append",
+        default=[],
+        metavar="GID",
         help="serve users of this primary group (repeat for more)",
     )
     run.add_argument(

@@ -48,7 +48,13 @@ class Record(NamedTuple):
     def pack(self) -> bytes:
         """Return its 56 bytes."""
         return _RECORD.pack(
-            RECORD_VERSION, self.timeout_ms, self.cap, self.cc, 0, self.heap_nbytes, self.desc_offset,
+            RECORD_VERSION,
+            self.timeout_ms,
+            self.cap,
+            self.cc,
+            0,
+            self.heap_nbytes,
+            self.desc_offset,
             self.bdf.encode("ascii"),
         )
 

@@ -114,7 +114,12 @@ def start(
         raise CplaneError(f"cannot write {log_file}: {error.strerror}") from None
     try:
         child = subprocess.Popen(
-            list(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True,
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            start_new_session=True,
             env={**os.environ, **(environment or {})},
         )
     except OSError as error:
@@ -184,6 +189,24 @@ def tail(log_file: str) -> str:
     return (text.partition("\n")[2] if size > _TAIL else text).strip()
 
 
+def identify(pid: int) -> Optional[Process]:
+    """Take hold of a process that somebody else started, by its number now; None when there is none."""
+    found = _stat(pid)
+    return None if found is None else Process(pid, found[1], boot_id(), (f"process {pid}",))
+
+
+def end_process(process: Process, timeout: float, kill: bool) -> None:
+    """SIGTERM, then wait; when it has not ended after ``timeout`` seconds, SIGKILL (with ``kill``) or ServerTimeout."""
+    _signal(process, signal.SIGTERM)
+    if _gone(process, timeout):
+        return
+    if not kill:
+        raise ServerTimeout(f"process {process.pid} ({process.command[0]}) runs on after {timeout:g} seconds")
+    _signal(process, signal.SIGKILL)
+    if not _gone(process, max(timeout, 5.0)):
+        raise ServerTimeout(f"process {process.pid} ({process.command[0]}) cannot be killed")
+
+
 def stop(pid_file: str, timeout: float, kill: bool = False) -> bool:
     """Stop what a pid file means: SIGTERM, then wait; returns whether there was anything to stop.
 
@@ -192,13 +215,7 @@ def stop(pid_file: str, timeout: float, kill: bool = False) -> bool:
     """
     process = inspect(pid_file)
     if process is not None:
-        _signal(process, signal.SIGTERM)
-        if not _gone(process, timeout):
-            if not kill:
-                raise ServerTimeout(f"process {process.pid} ({process.command[0]}) runs on after {timeout:g} seconds")
-            _signal(process, signal.SIGKILL)
-            if not _gone(process, timeout):
-                raise ServerTimeout(f"process {process.pid} ({process.command[0]}) cannot be killed")
+        end_process(process, timeout, kill)
     try:
         os.unlink(pid_file)
     except FileNotFoundError:
@@ -306,8 +323,12 @@ def _help(command: Sequence[str]) -> str:
     """Return what a command prints, whatever its exit status: some builds call asking for help a failure."""
     try:
         done = subprocess.run(
-            list(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            timeout=_HELP_TIME, check=False,
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_HELP_TIME,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise ServerTimeout(f"{' '.join(command)} does not end") from None

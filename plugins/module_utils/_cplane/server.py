@@ -113,7 +113,18 @@ class _Client:
     """A connection, and all that it holds."""
 
     __slots__ = (
-        "buffers", "busy", "deadline", "devices", "events", "fd", "gone", "out", "pairs", "received", "sock", "taken",
+        "buffers",
+        "busy",
+        "deadline",
+        "devices",
+        "events",
+        "fd",
+        "gone",
+        "out",
+        "pairs",
+        "received",
+        "sock",
+        "taken",
     )
 
     def __init__(self, sock: socket.socket) -> None:
@@ -264,8 +275,9 @@ def serve(
 class _Server:
     """Everything between the start and the end of serve."""
 
-    def __init__(self, cplane_id: int, control: Control, access: Callable[[], Access], log: Callable[[str], None]
-                 ) -> None:
+    def __init__(
+        self, cplane_id: int, control: Control, access: Callable[[], Access], log: Callable[[str], None]
+    ) -> None:
         self._id = cplane_id
         self._control = control
         self._ask_access = access
@@ -309,9 +321,7 @@ class _Server:
 
     # -- start and end --------------------------------------------------------------------------------------------
 
-    def open(
-        self, configs: Sequence[Config], heap_size: int, make_heap: Callable[[int], Heap], opener: Opener
-    ) -> None:
+    def open(self, configs: Sequence[Config], heap_size: int, make_heap: Callable[[int], Heap], opener: Opener) -> None:
         """Open every controller, write what clients read of it, and start its thread."""
         if heap_size < PAIR_NBYTES + 16 * PAGE:
             raise ConfigError(f"a heap of {heap_size} bytes is too small for a queue pair ({PAIR_NBYTES} bytes)")
@@ -633,8 +643,9 @@ class _Server:
         self.heap.free(pair.offset, PAIR_NBYTES)
         served.give_qid(pair.qid)
 
-    def _start(self, client: _Client, worker: _Worker, work: Callable[[], Optional[bytes]],
-               done: Callable[[Result], Message]) -> None:
+    def _start(
+        self, client: _Client, worker: _Worker, work: Callable[[], Optional[bytes]], done: Callable[[Result], Message]
+    ) -> None:
         """Give a request to a thread; until its reply is sent, the connection is not read."""
 
         def finished(result: Result) -> None:
@@ -678,23 +689,33 @@ class _Server:
             client.devices.add(request.index)
             served.nclients += 1
         backend = served.backend
-        reply = Message(Op.INIT_CONNECTION, request.index, {
-            "record_offset": served.record_offset, "heap_nbytes": self.heap.nbytes, "bar0_nbytes": backend.bar0_nbytes,
-        })
+        reply = Message(
+            Op.INIT_CONNECTION,
+            request.index,
+            {
+                "record_offset": served.record_offset,
+                "heap_nbytes": self.heap.nbytes,
+                "bar0_nbytes": backend.bar0_nbytes,
+            },
+        )
         self._reply(client, reply, (self.heap.fd, backend.bar0_fd))
         return None
 
     def _status(self, client: _Client, request: Message) -> Message:
         served = self._controller(request)
-        return Message(Op.STATUS, request.index, {
-            "ndevs": len(self._served),
-            "nclients": len(self._clients) - 1,
-            "nclients_ctrlr": served.nclients,
-            "nqueues": served.nqueues,
-            "nsq_total": served.backend.nsq_total,
-            "ncq_total": served.backend.ncq_total,
-            "bdf": served.bdf,
-        })
+        return Message(
+            Op.STATUS,
+            request.index,
+            {
+                "ndevs": len(self._served),
+                "nclients": len(self._clients) - 1,
+                "nclients_ctrlr": served.nclients,
+                "nqueues": served.nqueues,
+                "nsq_total": served.backend.nsq_total,
+                "ncq_total": served.backend.ncq_total,
+                "bdf": served.bdf,
+            },
+        )
 
     def _alloc_ioqpair(self, client: _Client, request: Message) -> None:
         served = self._initialized(client, request)
@@ -719,10 +740,17 @@ class _Server:
             client.pairs[(index, pair.qid)] = pair
             if not client.gone:
                 served.nqueues += 1
-            return Message(Op.ALLOC_IOQPAIR, 0, {
-                "sq_offset": offset, "cq_offset": cq_offset, "prp_offset": cq_offset + QUEUE_NBYTES,
-                "qid": pair.qid, "depth": depth,
-            })
+            return Message(
+                Op.ALLOC_IOQPAIR,
+                0,
+                {
+                    "sq_offset": offset,
+                    "cq_offset": cq_offset,
+                    "prp_offset": cq_offset + QUEUE_NBYTES,
+                    "qid": pair.qid,
+                    "depth": depth,
+                },
+            )
 
         self._start(client, served.worker, work, done)
 

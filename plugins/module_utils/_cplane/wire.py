@@ -247,9 +247,7 @@ class Message:
             union = layout.zeros if not values else [values.get(name, zero) for name, zero in layout.pairs]
             if values and not layout.accepts(values):
                 raise WireError(layout.label)
-            return layout.struct.pack(
-                self.op, self.version, self.status, self.nfds, self.index, self.reserved, *union
-            )
+            return layout.struct.pack(self.op, self.version, self.status, self.nfds, self.index, self.reserved, *union)
         except (WireError, struct.error):
             # Only now is it worth the time to find out which field it was.
             header: Dict[str, Value] = {name: getattr(self, name) for name in HEADER_NAMES}

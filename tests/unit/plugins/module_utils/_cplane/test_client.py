@@ -110,8 +110,13 @@ def ok_status(request: Message, ndevs: int = 2, status: int = 0) -> bytes:
     """A plain reply to STATUS."""
     bdf = f"0000:0{request.index + 1}:00.0".encode()
     values: Dict[str, wire.Value] = {
-        "ndevs": ndevs, "nclients": 3, "nclients_ctrlr": 1, "nqueues": 2,
-        "nsq_total": 64, "ncq_total": 32, "bdf": bdf,
+        "ndevs": ndevs,
+        "nclients": 3,
+        "nclients_ctrlr": 1,
+        "nqueues": 2,
+        "nsq_total": 64,
+        "ncq_total": 32,
+        "bdf": bdf,
     }
     return Message(request.op, request.index, values, status=status).encode_reply()
 

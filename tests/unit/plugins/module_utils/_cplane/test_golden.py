@@ -62,7 +62,11 @@ class Replay:
             assert not any(ours[24:]), what
             return
         checks: Dict[int, Callable[[bytes, bytes], None]] = {
-            1: self.init, 2: self.pair, 4: self.admin, 5: self.buffer, 7: self.status,
+            1: self.init,
+            2: self.pair,
+            4: self.admin,
+            5: self.buffer,
+            7: self.status,
         }
         if op in checks:
             checks[op](theirs, ours)

@@ -89,7 +89,11 @@ def leave_with_requests_unread(client: Any) -> None:
 @pytest.mark.parametrize(
     "way",
     [
-        leave, leave_in_the_middle, leave_before_the_reply, leave_while_a_buffer_is_cleared, leave_with_requests_unread,
+        leave,
+        leave_in_the_middle,
+        leave_before_the_reply,
+        leave_while_a_buffer_is_cleared,
+        leave_with_requests_unread,
     ],
 )
 def test_what_a_dead_client_held_is_released(
@@ -710,8 +714,14 @@ def test_settings_apply_live(
         server.process.send_signal(signal.SIGHUP)
         wait_for(lambda: os.stat(server.path).st_mode & 0o777 == 0o666)
         wait_for(lambda: "read again" in server.errors())
-        for wrong in ("{", "[]", '{"mode": 1}', '{"socket_mode": 432}', '{"allow_uids": ["root"]}',
-                      '{"socket_group": "no such group"}'):
+        for wrong in (
+            "{",
+            "[]",
+            '{"mode": 1}',
+            '{"socket_mode": 432}',
+            '{"allow_uids": ["root"]}',
+            '{"socket_group": "no such group"}',
+        ):
             said = server.errors().count("stay as they were")
             settings.write_text(wrong)
             server.process.send_signal(signal.SIGHUP)
