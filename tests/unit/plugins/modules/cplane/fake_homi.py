@@ -47,8 +47,8 @@ def main(arguments: List[str]) -> int:
     wrong = [uri for uri in uris if len(uri) < BDF_LENGTH]
     if wrong:
         return fail(f"'xnvme_dev_open({wrong[0]})': {{errno: 6, msg: 'No such device or address'}}")
-    if "0000:de:ad.0" in uris:
-        return fail("'nvme_controller_open()': 0000:de:ad.0 is not bound to vfio-pci")
+    if "0000:de:0d.0" in uris:
+        return fail("'nvme_controller_open()': 0000:de:0d.0 is not bound to vfio-pci")
     cplane_id = arguments[arguments.index(option) + 1]
     os.umask(0o022)
     wire_server.signal.signal(wire_server.signal.SIGTERM, lambda *_: sys.exit(0))
