@@ -133,7 +133,7 @@ def services(servers: Answers, waited: Answers) -> list[Service]:
         if len(clients) < 2:
             raise DemoError(f"{host}: {len(clients)} clients ended, not two")
         for server in answer["servers"]:
-            if not server["alive"] or server["clients"]:
+            if not server["alive"] or server["clients"] != 0:
                 raise DemoError(f"{host}: the server does not run, or the clients left something behind")
             for one in server["controllers"]:
                 found.append(Service(host, server["cplane_id"], one["name"], one["uri"], clients))
@@ -145,6 +145,6 @@ def services(servers: Answers, waited: Answers) -> list[Service]:
 def _verified(host: str, result: Mapping[str, Any]) -> int:
     """The bytes that a client says it read back as it had written them."""
     said = dict(line.split(": ", 1) for line in result["stdout_lines"])
-    if said.get("verified") != "true" or not int(said["bytes"]):
+    if said.get("verified") != "true" or not int(said.get("bytes", 0)):
         raise DemoError(f"{host}: a client did not read back what it wrote")
     return int(said["bytes"])

@@ -40,7 +40,6 @@ from .program import ProgramPlace
 from .wanted import NotYet, Wanted
 
 NATIVE, HOMI = "native", "homi"
-_UNIT = "xnvme-cplane@%d.service"
 _SYSTEM_DIR = "/run/iofabric/cplane"
 
 
@@ -51,6 +50,11 @@ def default_state_dir() -> str:
     runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
     parent = runtime if os.path.isdir(runtime) else os.path.expanduser("~/.local/state")
     return os.path.join(parent, "iofabric", "cplane")
+
+
+def unit_of(cplane_id: int) -> str:
+    """The systemd unit that serves an id, an instance of what the role cplane_server installs."""
+    return f"xnvme-cplane@{cplane_id}.service"
 
 
 @dataclass(frozen=True)
@@ -289,7 +293,7 @@ class SystemdManager:
         """Whether systemd runs here and has the unit."""
         if not os.path.isdir("/run/systemd/system"):
             return False
-        return _systemctl(["cat", _UNIT % 1], 10).returncode == 0
+        return _systemctl(["cat", unit_of(1)], 10).returncode == 0
 
     def start(self, wanted: Wanted, kind: str, timeout: float) -> None:
         """Start the instance, which reads what the registry remembers of it."""
@@ -310,7 +314,7 @@ class SystemdManager:
     @staticmethod
     def process(cplane_id: int) -> Optional[Process]:
         """The main process of the instance, None where it does not run."""
-        done = _systemctl(["show", "--property=MainPID", "--value", _UNIT % cplane_id], 10)
+        done = _systemctl(["show", "--property=MainPID", "--value", unit_of(cplane_id)], 10)
         text = done.stdout.strip()
         return identify(int(text)) if text.isdigit() and int(text) else None
 
@@ -320,7 +324,7 @@ class SystemdManager:
 
     @staticmethod
     def _run(verb: str, cplane_id: int, timeout: float, *options: str) -> None:
-        unit = _UNIT % cplane_id
+        unit = unit_of(cplane_id)
         done = _systemctl([verb, *options, unit], timeout)
         if done.returncode != 0:
             said = (done.stdout + done.stderr).strip()

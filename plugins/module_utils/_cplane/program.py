@@ -40,8 +40,8 @@ def _is_safe(path: str) -> bool:
     """Whether only this user or root can change what lies there; a symbolic link's target may be anybody's."""
     try:
         found = os.lstat(path)
-    except FileNotFoundError:
-        return True
+    except OSError:
+        return True  # nothing there, or nothing that could be run or replaced
     return (
         not stat.S_ISLNK(found.st_mode)
         and found.st_uid in (0, os.geteuid())

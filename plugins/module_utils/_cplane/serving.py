@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
@@ -43,6 +44,7 @@ from .managers import (
     record_of,
     refuse_obstacle,
     set_socket_access,
+    unit_of,
 )
 from .process import end_process, identify, tail
 from .program import ProgramPlace
@@ -215,15 +217,18 @@ class Serving:
         return ProcessManager(self._registry, self._programs, self._socket_dir)
 
     def _start(self, wanted: Wanted, _have: Have, means: Means) -> None:
-        self._registry.save(wanted.cplane_id, record_of(wanted, means.kind, means.manager, self._programs))
+        cplane_id, manager = wanted.cplane_id, self._manager(means.manager)
+        self._registry.save(cplane_id, record_of(wanted, means.kind, means.manager, self._programs))
         try:
-            self._manager(means.manager).start(wanted, means.kind, self._timeout)
-            self._await(wanted.cplane_id, "serve the wanted controllers", self._timeout, _serves(wanted))
+            manager.start(wanted, means.kind, self._timeout)
+            self._await(cplane_id, "serve the wanted controllers", self._timeout, _serves(wanted))
             if means.kind == HOMI:
-                self._set_access(wanted.cplane_id, means)
+                self._set_access(cplane_id, means)
         except SharingError:
-            if self._registry.process(wanted.cplane_id) is None and means.manager == ProcessManager.name:
-                self._registry.forget(wanted.cplane_id)
+            # What does not serve as it should is not left half alive, and not remembered.
+            with contextlib.suppress(SharingError):
+                manager.stop(cplane_id, self._timeout, True)
+                self._registry.forget(cplane_id)
             raise
 
     def _stop(self, cplane_id: int, have: Have) -> None:
@@ -279,7 +284,7 @@ class Serving:
         output = tail(self._registry.path(f"{cplane_id}.log"))
         raise ServerTimeout(
             f"control plane {cplane_id}: the server did not {words} within {seconds:g} seconds, it is {have.state}; "
-            f"see its output: {output or 'it wrote nothing'}",
+            + (f"see its output: {output}" if output else f"see 'journalctl -u {unit_of(cplane_id)}'"),
             output=output,
         )
 
