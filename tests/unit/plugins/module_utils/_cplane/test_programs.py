@@ -55,7 +55,7 @@ def test_status_is_written_as_the_reference_tool_writes_it() -> None:
             client.CtrlrInfo("0000:02:00.0", 1, 2, 2, 0, 0, True),
         ),
     )
-    assert cplaned.status_text(77, server) == (SAMPLES / "homi-status.yaml").read_text()
+    assert cplaned.status_text(77, server) == (SAMPLES / "homi-status.txt").read_text()
 
 
 def test_status_of_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
