@@ -67,9 +67,9 @@ class PairState:
     vdevs: Tuple[str, str]
 
 
-def pair_key(source: str, destination: str, bar: Optional[int]) -> str:
+def pair_key(source: str, destination: str, bar_number: Optional[int]) -> str:
     """The ledger's key of a p2p pair."""
-    return "{} {} {}".format(source, destination, "-" if bar is None else bar)
+    return "{} {} {}".format(source, destination, "-" if bar_number is None else bar_number)
 
 
 class LedgerStore:
