@@ -19,7 +19,7 @@ from .model import normalise_fdid
 
 @dataclass(frozen=True)
 class Pair:
-    """Two devices by fdid; ``source`` reaches ``destination`` (its BAR ``bar_number``, or None: as the tool chooses)."""
+    """Two devices by fdid; ``source`` reaches BAR ``bar_number`` of ``destination`` (None: as the tool chooses)."""
 
     source: str
     destination: str
