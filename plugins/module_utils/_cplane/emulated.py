@@ -44,6 +44,8 @@ _LOOK_AT_SOCKET = 1e-3
 _STOP_TIME = 0.5
 """How long a controller has to end by itself, in seconds."""
 
+_START_TIME = 30.0
+_READY = b"ready"
 _REQUEST = struct.Struct("<II64s")
 """What the server sends: a sequence number, whether the command is its own, the command."""
 _ANSWER = struct.Struct("<I4x16s")
@@ -78,12 +80,17 @@ class EmulatedBackend(Backend):
         os.close(lifeline)
         if store_fd >= 0:
             os.close(store_fd)
-        self._control.settimeout(self._timeout)
+        self._await_start()
+
+    def _await_start(self) -> None:
+        self._control.settimeout(_START_TIME)
         try:
-            self._control.recv(_ANSWER.size)  # it is ready
+            word = self._control.recv(1024)
         except OSError:
+            word = b"its process did not start"
+        if word != _READY:
             self.close()
-            raise ConfigError(f"{config.label}: its process did not start") from None
+            raise ConfigError(f"{self.label}: {word.decode('utf-8', 'replace') or 'its process died'}")
 
     def admin(self, command: bytes) -> bytes:
         """Execute a client's command."""
@@ -214,14 +221,19 @@ def _child(parent: int, config: EmulatedConfig, nbytes: int, fds: Tuple[int, ...
     try:
         _isolate(parent, config.name, fds)
         control, _lifeline, heap_fd, bar_fd, store_fd = fds
-        heap = memoryview(mmap.mmap(heap_fd, heap_nbytes))
-        bar = memoryview(mmap.mmap(bar_fd, BAR0_NBYTES)).cast("I")
+        try:
+            heap = memoryview(mmap.mmap(heap_fd, heap_nbytes))
+            bar = memoryview(mmap.mmap(bar_fd, BAR0_NBYTES)).cast("I")
+            store: Store = FileStore(store_fd, nbytes) if store_fd >= 0 else MemoryStore(nbytes)
+        except OSError as error:
+            os.write(control, f"cannot map its {nbytes} bytes: {error.strerror}".encode())
+            os._exit(1)
         os.close(heap_fd)
         os.close(bar_fd)
-        store: Store = FileStore(store_fd, nbytes) if store_fd >= 0 else MemoryStore(nbytes)
         # A low number, whatever the server had open: select takes none above 1023.
         sock = socket.socket(fileno=os.dup(control))
         os.close(control)
+        sock.send(_READY)
         _Process(Controller(config, heap, bar, store), sock).run()
     except (BrokenPipeError, ConnectionResetError):
         pass  # the server closed while an answer was on its way
@@ -268,7 +280,6 @@ class _Process:
     def run(self) -> None:
         """Serve until the server closes the control socket."""
         controller, clock = self._controller, time.monotonic
-        self._answer(0, 0, 0, 0)
         last, next_look = clock(), 0.0
         while True:
             busy = controller.busy

@@ -95,14 +95,14 @@ class _Lock:
     def __exit__(
         self, _type: Optional[Type[BaseException]], _error: Optional[BaseException], _trace: Optional[TracebackType]
     ) -> None:
-        os.unlink(self._path)
+        _unlink(self._path)
         os.close(self._fd)
 
     def _try(self) -> bool:
         try:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
         except OSError as error:
-            raise UnsafePath(f"cannot lock {self._path}: {error.strerror}; is it somebody else's?") from None
+            raise UnsafePath(f"cannot lock {self._path}: {error.strerror}") from None
         try:
             mine = os.fstat(fd)
             if not stat.S_ISREG(mine.st_mode) or mine.st_uid != os.geteuid():

@@ -47,6 +47,8 @@ SEND_TIME = 5.0
 """How long a peer may leave its replies unread before it is let go, in seconds."""
 _ZERO_INLINE = 256 << 10
 """Buffers above this size are cleared by a thread, so that the loop does not stand still."""
+_FREE_AT_ONCE = 512
+"""Buffers of a client that is gone which are freed before others have their turn."""
 _PAUSE = 0.1
 """How long not to accept when the system has no descriptors left, in seconds."""
 
@@ -243,6 +245,7 @@ def serve(
     directory: str = DIRECTORY,
     heap_size: int = HEAP_PER_CTRLR,
     access: Callable[[], Access] = Access,
+    make_heap: Callable[[int], Heap] = Heap,
     opener: Opener = open_controller,
     stopping: Optional[Callable[[], None]] = None,
     log: Callable[[str], None] = log_to_stderr,
@@ -251,13 +254,14 @@ def serve(
 
     Blocks. ``ready`` is called once the socket is bound and clients can connect. ``heap_size`` is in bytes for each
     controller; ``access`` is asked at the start and after each ``stop.reload()``; ``stopping`` is called when
-    the end begins. Returns when the last thing it was
+    the end begins. ``make_heap`` and ``opener`` are what another kind of
+    controller replaces. Returns when the last thing it was
     serving has been let go. Emulated controllers are forked from the calling process, which should have no threads.
     Raises ConfigError, AlreadyServed, UnsafePath or CplaneError when it cannot start; nothing is left behind then.
     """
     server = _Server(cplane_id, stop, access, log)
     try:
-        server.open(parse_controllers(controllers), heap_size, opener)
+        server.open(parse_controllers(controllers), heap_size, make_heap, opener)
         server.listen(directory)
         if ready is not None:
             ready()
@@ -289,6 +293,7 @@ class _Server:
         self._clients: Dict[int, _Client] = {}
         self._lingering = 0  # connections that are gone while their job still runs; they keep their place
         self._stalled: Set[_Client] = set()
+        self._garbage: Deque[_Client] = deque()
         self._accept_again = 0.0
         self._finished: Deque[Tuple[Callable[[Result], None], Result]] = deque()
         self._wake_read, self._wake_write = os.pipe()
@@ -316,14 +321,19 @@ class _Server:
 
     # -- start and end --------------------------------------------------------------------------------------------
 
-    def open(self, configs: Sequence[Config], heap_size: int, opener: Opener) -> None:
+    def open(self, configs: Sequence[Config], heap_size: int, make_heap: Callable[[int], Heap], opener: Opener) -> None:
         """Open every controller, write what clients read of it, and start its thread."""
         if heap_size < PAIR_NBYTES + 16 * PAGE:
             raise ConfigError(f"a heap of {heap_size} bytes is too small for a queue pair ({PAIR_NBYTES} bytes)")
-        self._heap = Heap(heap_size * len(configs))
-        # All of them before the first thread, since emulated controllers fork.
-        for config, uri in zip(configs, served_uris(configs)):
-            self._backends.append(opener(config, uri, self._heap))
+        try:
+            self._heap = make_heap(heap_size * len(configs))
+            # All of them before the first thread, since emulated controllers fork.
+            for config, uri in zip(configs, served_uris(configs)):
+                self._backends.append(opener(config, uri, self._heap))
+        except OSError as error:
+            raise CplaneError(
+                f"cannot get what {len(configs)} controllers of {heap_size} bytes of heap need: {error.strerror}"
+            ) from None
         descriptor = Descriptor(KIND_ARITHMETIC, self._heap.nbytes)
         desc_offset = self._place(descriptor.pack())
         # Signals are the main thread's: a worker that takes one would not wake it.
@@ -369,7 +379,7 @@ class _Server:
         while not self._control.stopping:
             timed = bool(self._stalled or self._accept_again)
             arrived = False
-            for fd, events in self._epoll.poll(_PAUSE if timed else None):
+            for fd, events in self._epoll.poll(0 if self._garbage else _PAUSE if timed else None):
                 client = clients.get(fd)
                 if client is not None:
                     self._client_event(client, events)
@@ -382,6 +392,8 @@ class _Server:
                 self._accept(listener)
             if timed:
                 self._look_at_clock()
+            if self._garbage:
+                self._free_buffers(self._garbage.popleft())
 
     def close(self) -> None:
         """Let everything go: the place first, then the clients, then the controllers."""
@@ -604,9 +616,11 @@ class _Server:
             self._free_buffers(client)
 
     def _free_buffers(self, client: _Client) -> None:
-        for offset, nbytes in client.buffers.items():
-            self.heap.free(offset, nbytes)
-        client.buffers.clear()
+        """Free some buffers of a client that is gone; the rest later, so that nobody waits for thousands of them."""
+        for _ in range(min(_FREE_AT_ONCE, len(client.buffers))):
+            self.heap.free(*client.buffers.popitem())
+        if client.buffers:
+            self._garbage.append(client)
 
     def _delete(self, served: _Served, pair: _Pair, then: Callable[[], None]) -> None:
         """Delete a queue pair of which nobody knows any more; as long as the controller does not answer, try again."""
@@ -615,13 +629,17 @@ class _Server:
             if isinstance(result, OSError) and result.errno == errno.ETIMEDOUT:
                 served.worker.submit(job)
                 return
-            self._free_pair(served, pair)
+            self._free_pair(served, pair, result)
             then()
 
         job = _Job(lambda: served.backend.delete_queue_pair(pair.qid), done)
         served.worker.submit(job)
 
-    def _free_pair(self, served: _Served, pair: _Pair) -> None:
+    def _free_pair(self, served: _Served, pair: _Pair, result: Result = None) -> None:
+        """Give back the memory and the id of a pair that the controller let go of, or took with it (EIO)."""
+        if isinstance(result, OSError) and result.errno not in (errno.EIO, errno.ECANCELED):
+            self._log(f"queue pair {pair.qid} was not deleted, its memory stays reserved: {result}")
+            return
         self.heap.free(pair.offset, PAIR_NBYTES)
         served.give_qid(pair.qid)
 
@@ -756,7 +774,7 @@ class _Server:
             if isinstance(result, OSError) and result.errno in (errno.ETIMEDOUT, errno.ECANCELED):
                 self._delete(served, pair, lambda: None)
             else:
-                self._free_pair(served, pair)
+                self._free_pair(served, pair, result)
             if isinstance(result, OSError) and result.errno == errno.ETIMEDOUT:
                 return _failure(Op.FREE_IOQPAIR, result)
             return Message(Op.FREE_IOQPAIR)

@@ -148,10 +148,11 @@ class _Layout:
 
     def accepts(self, values: Dict[str, Value]) -> bool:
         """Whether all values have a field, and the bytes fit (struct would cut them off without a word)."""
-        return self._names.issuperset(values) and all(
-            len(values.get(name, b"")) <= size
-            for name, size in self._sizes  # type: ignore[arg-type]
-        )
+        for name, size in self._sizes:
+            value = values.get(name, b"")
+            if not isinstance(value, bytes) or len(value) > size:
+                return False
+        return self._names.issuperset(values)
 
     def check(self, header: Dict[str, Value], values: Dict[str, Value]) -> None:
         """Raise WireError that names the first field whose value does not fit."""
@@ -269,7 +270,8 @@ class Message:
             raise WireError(f"a {what} has {SIZE} bytes, not {len(data)}")
         layout = layouts.get(int.from_bytes(data[:4], "little"), _BARE)
         op, version, status, nfds, index, reserved, *union = layout.struct.unpack(data)
-        return cls(op, index, dict(zip(layout.names, union)), status, nfds, version, reserved)
+        values = dict(zip(layout.names, union)) if union else None
+        return cls(op, index, values, status, nfds, version, reserved)
 
 
 def decode_bdf(value: bytes) -> str:

@@ -173,6 +173,12 @@ class Borrowing:
     def _give_back_partial(self, shares: Sequence[Share], fabric: Fabric, ledger: Ledger) -> Report:
         """Return what this run took for claims that fall short; the report holds their errors."""
         report = Report({})
+        for share in shares:
+            if share.misfits:
+                report.errors.append((share.claim.written, misfit(share)))
+            elif not share.filled:
+                short = shortfall(share.claim, len(share.kept), fabric, self._tried)
+                report.errors.append((share.claim.written, short))
         keep = {fdid for share in shares if share.filled and not share.misfits for fdid in share.kept}
         for fdid in sorted(self._taken - keep):
             try:
@@ -185,11 +191,6 @@ class Borrowing:
             ledger.forget_device(fdid)
             self._host.remember(ledger)
         for share in shares:
-            if share.misfits:
-                report.errors.append((share.claim.written, misfit(share)))
-            elif not share.filled:
-                short = shortfall(share.claim, len(share.kept), fabric, self._tried)
-                report.errors.append((share.claim.written, short))
             share.kept = [fdid for fdid in share.kept if fabric.here(fdid)]
         report.changed = bool(self._taken)
         return report

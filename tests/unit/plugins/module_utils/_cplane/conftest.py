@@ -89,8 +89,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
     """Start servers; those that still run at the end must stop cleanly."""
     started: List[ServerProcess] = []
 
-    def run(*controllers: str, cplane_id: int = 7, arguments: Tuple[str, ...] = (), wait: bool = True
-            ) -> ServerProcess:
+    def run(*controllers: str, cplane_id: int = 7, arguments: Tuple[str, ...] = (), wait: bool = True) -> ServerProcess:
         server = ServerProcess(tmp_path, list(controllers), cplane_id, list(arguments))
         started.append(server)
         if wait:
@@ -210,8 +209,18 @@ class RawQueue:
         self.tail = self.head = 0
         self.phase = 1
 
-    def submit(self, opcode: int, cid: int, nsid: int = 1, prp1: int = 0, prp2: int = 0, lba: int = 0,
-               blocks: int = 1, flags: int = 0, ring: bool = True) -> None:
+    def submit(
+        self,
+        opcode: int,
+        cid: int,
+        nsid: int = 1,
+        prp1: int = 0,
+        prp2: int = 0,
+        lba: int = 0,
+        blocks: int = 1,
+        flags: int = 0,
+        ring: bool = True,
+    ) -> None:
         """Write an entry and ring the doorbell."""
         entry = struct.pack("<BBHIQQQQQII", opcode, flags, cid, nsid, 0, 0, prp1, prp2, lba, blocks - 1, 0)
         entry += bytes(64 - len(entry))

@@ -110,8 +110,13 @@ def ok_status(request: Message, ndevs: int = 2, status: int = 0) -> bytes:
     """A plain reply to STATUS."""
     bdf = f"0000:0{request.index + 1}:00.0".encode()
     values: Dict[str, wire.Value] = {
-        "ndevs": ndevs, "nclients": 3, "nclients_ctrlr": 1, "nqueues": 2,
-        "nsq_total": 64, "ncq_total": 32, "bdf": bdf,
+        "ndevs": ndevs,
+        "nclients": 3,
+        "nclients_ctrlr": 1,
+        "nqueues": 2,
+        "nsq_total": 64,
+        "ncq_total": 32,
+        "bdf": bdf,
     }
     return Message(request.op, request.index, values, status=status).encode_reply()
 
@@ -239,6 +244,15 @@ def test_any_status_is_a_failure(tmp_path: Path, serve: Callable[..., None], sta
         assert (caught.value.status, caught.value.errno) == (status, abs(status))
         with pytest.raises(RequestFailed):
             connection.status(0)
+
+
+def test_a_reply_to_another_operation(tmp_path: Path, serve: Callable[..., None]) -> None:
+    """The stream is out of step: the connection is of no more use."""
+    serve(replier(lambda request: Message(Op.FREE_BUF, 0).encode_reply()))
+    with client.connect(7, str(tmp_path)) as connection:
+        with pytest.raises(WireError, match="reply is to operation 6"):
+            connection.status(0)
+        assert connection.fileno() == -1
 
 
 def test_the_echoed_index_is_not_matched(tmp_path: Path, serve: Callable[..., None]) -> None:

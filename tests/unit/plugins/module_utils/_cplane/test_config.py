@@ -99,7 +99,8 @@ def test_an_address_follows_from_the_name() -> None:
     alone = config.served_uris([EmulatedConfig("a")])
     assert alone == ["ffff:be:08.3"]
     assert config.served_uris([PciConfig("0000:01:00.0"), EmulatedConfig("b"), EmulatedConfig("a")])[::2] == [
-        "0000:01:00.0", *alone,
+        "0000:01:00.0",
+        *alone,
     ]
 
 

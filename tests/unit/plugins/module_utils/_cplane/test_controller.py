@@ -77,8 +77,16 @@ class Bench:
         self.bar[nvme.doorbell(2, True)] = self.head
         return nvme.read_completion(raw)
 
-    def io(self, opcode: int, nsid: int = 1, prp1: int = DATA, prp2: int = 0, lba: int = 0, blocks: int = 1,
-           control: int = 0) -> int:
+    def io(
+        self,
+        opcode: int,
+        nsid: int = 1,
+        prp1: int = DATA,
+        prp2: int = 0,
+        lba: int = 0,
+        blocks: int = 1,
+        control: int = 0,
+    ) -> int:
         """Execute one command; its status."""
         self.submit(nvme.command(opcode, nsid, prp1, prp2, lba & 0xFFFFFFFF, lba >> 32, blocks - 1 | control))
         assert self.controller.poll() == 1

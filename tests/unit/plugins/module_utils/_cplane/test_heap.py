@@ -103,7 +103,14 @@ def test_the_record_lies_where_the_table_says(heap: Heap) -> None:
     data = record.pack()
     assert len(data) == 56
     assert struct.unpack("<IIQIIQQ16s", data) == (
-        1, 10000, 0x20140103FF, 0x460001, 0, 1 << 20, 8192, b"ffff:be:08.3\0\0\0\0",
+        1,
+        10000,
+        0x20140103FF,
+        0x460001,
+        0,
+        1 << 20,
+        8192,
+        b"ffff:be:08.3\0\0\0\0",
     )
     heap.write(4096, data)
     assert read_record(heap.view, 4096) == record

@@ -76,8 +76,16 @@ def test_status_of_a_server(start: Callable[..., Any], capsys: pytest.CaptureFix
     assert found["homi_id"] == 7
     assert found["ready"] is True
     assert found["controllers"] == [
-        {"uri": uri, "readable": True, "initialized": True, "connections": 0, "nsq_used": 0, "ncq_used": 0,
-         "nsq_total": total, "ncq_total": total}
+        {
+            "uri": uri,
+            "readable": True,
+            "initialized": True,
+            "connections": 0,
+            "nsq_used": 0,
+            "ncq_used": 0,
+            "nsq_total": total,
+            "ncq_total": total,
+        }
         for uri, total in (("ffff:be:08.3", 64), ("ffff:ef:1f.1", 8))
     ]
 
@@ -110,15 +118,16 @@ def test_command_lines_that_are_wrong(arguments: List[str], capsys: pytest.Captu
         (["0000:81:00.0"], "emulated controllers only"),
         (["emu:a", "--heap-size", "4096"], "too small"),
         (["emu:a", "--socket-group", "no such group"], "no group"),
-        (["emu:a", "--settings", "/nonexistent"], "settings"),
+        (["emu:a", "--settings", "/proc/nowhere"], "settings"),
         (["emu:a?size=512T&path=/dev/null"], "not a regular file"),
+        (["emu:a", "emu:b?size=512T"], "emu:b: cannot map its"),
+        (["emu:a", "--heap-size", str(2**47)], "cannot get what 1 controllers"),
+        (["emu:a", "--directory", "/proc/nowhere"], "/proc/nowhere"),
     ],
 )
-def test_servers_that_cannot_start(
-    start: Callable[..., Any], tmp_path: Path, arguments: List[str], words: str
-) -> None:
+def test_servers_that_cannot_start(start: Callable[..., Any], tmp_path: Path, arguments: List[str], words: str) -> None:
     """Exit 1, one line that says why, and nothing is left."""
-    server = start(*arguments, wait=False)
+    server = start(arguments=tuple(arguments), wait=False)
     assert server.process.wait(20) == 1
     assert words in server.errors()
     assert server.errors().startswith("xnvme-cplaned: ")
@@ -372,7 +381,16 @@ def test_every_generation_of_the_reference_tool(tmp_path: Path, verb: str, optio
     usage = process.homi_usage(str(tool))
     assert usage == process.HomiUsage(str(tool), verb, option)
     assert process.homi_command(usage, ["0000:01:00.0", "0000:02:00.0"], 7, "upcie", 1 << 30) == [
-        str(tool), verb, "0000:01:00.0", "0000:02:00.0", option, "7", "--be", "upcie", "--host_heap_size", "1073741824",
+        str(tool),
+        verb,
+        "0000:01:00.0",
+        "0000:02:00.0",
+        option,
+        "7",
+        "--be",
+        "upcie",
+        "--host_heap_size",
+        "1073741824",
     ]
     assert process.homi_command(usage, ["0000:01:00.0"], 7) == [str(tool), verb, "0000:01:00.0", option, "7"]
 

@@ -89,7 +89,11 @@ def leave_with_requests_unread(client: Any) -> None:
 @pytest.mark.parametrize(
     "way",
     [
-        leave, leave_in_the_middle, leave_before_the_reply, leave_while_a_buffer_is_cleared, leave_with_requests_unread,
+        leave,
+        leave_in_the_middle,
+        leave_before_the_reply,
+        leave_while_a_buffer_is_cleared,
+        leave_with_requests_unread,
     ],
 )
 def test_what_a_dead_client_held_is_released(
@@ -114,6 +118,25 @@ def test_what_a_dead_client_held_is_released(
         wait_for(lambda: largest_buffer(other) == free)
         found = other.status()
         assert (found["nclients"], found["nclients_ctrlr"], found["nqueues"]) == (0, 1, 1)
+
+
+def test_a_client_with_thousands_of_buffers(
+    start: Callable[..., Any], raw: Callable[..., Any], wait_for: Callable[..., Any]
+) -> None:
+    """All are freed, and nobody waits for it."""
+    server = start("emu:a", arguments=("--heap-size", str(40 << 20)))
+    with raw(server) as other:
+        other.init(0)
+        free = largest_buffer(other)
+        with raw(server) as client:
+            client.init(0)
+            request = client.request(5, nbytes=("Q", 24, 1))
+            for _ in range(60):
+                client.sock.sendall(request * 100)
+                for _ in range(100):
+                    assert client.reply()[0][8:12] == bytes(4)
+        assert status_times(other, 100)[90] < 0.02
+        wait_for(lambda: largest_buffer(other) == free)
 
 
 # -- clients that misbehave ---------------------------------------------------------------------------------------
@@ -691,8 +714,14 @@ def test_settings_apply_live(
         server.process.send_signal(signal.SIGHUP)
         wait_for(lambda: os.stat(server.path).st_mode & 0o777 == 0o666)
         wait_for(lambda: "read again" in server.errors())
-        for wrong in ("{", "[]", '{"mode": 1}', '{"socket_mode": 432}', '{"allow_uids": ["root"]}',
-                      '{"socket_group": "no such group"}'):
+        for wrong in (
+            "{",
+            "[]",
+            '{"mode": 1}',
+            '{"socket_mode": 432}',
+            '{"allow_uids": ["root"]}',
+            '{"socket_group": "no such group"}',
+        ):
             said = server.errors().count("stay as they were")
             settings.write_text(wrong)
             server.process.send_signal(signal.SIGHUP)

@@ -70,8 +70,9 @@ def test_a_full_session(start: Callable[..., Any], raw: Callable[..., Any], raw_
         assert client.ask(6, offset=("Q", 32, target))[0] == -errno.ENOENT
 
 
-def test_a_burst_through_a_deep_queue(start: Callable[..., Any], raw: Callable[..., Any],
-                                      raw_queue: Callable[..., Any]) -> None:
+def test_a_burst_through_a_deep_queue(
+    start: Callable[..., Any], raw: Callable[..., Any], raw_queue: Callable[..., Any]
+) -> None:
     """Many entries for one doorbell, around the end of the queue, each answered once."""
     server = start("emu:a")
     with raw(server) as client:
@@ -85,8 +86,9 @@ def test_a_burst_through_a_deep_queue(start: Callable[..., Any], raw: Callable[.
             assert [queue.reap() for _ in range(63)] == [(100 * turn + number, 0) for number in range(63)]
 
 
-def test_two_clients_share_a_controller(start: Callable[..., Any], raw: Callable[..., Any],
-                                        raw_queue: Callable[..., Any]) -> None:
+def test_two_clients_share_a_controller(
+    start: Callable[..., Any], raw: Callable[..., Any], raw_queue: Callable[..., Any]
+) -> None:
     """What one writes, the other reads; each has a queue of its own."""
     server = start("emu:a")
     with raw(server) as one, raw(server) as other:
@@ -208,8 +210,9 @@ def test_pipelined_requests_are_answered_in_order(start: Callable[..., Any], raw
             assert data[:4] == request[:4]
 
 
-def test_queue_commands_of_clients_are_refused(start: Callable[..., Any], raw: Callable[..., Any],
-                                               raw_queue: Callable[..., Any]) -> None:
+def test_queue_commands_of_clients_are_refused(
+    start: Callable[..., Any], raw: Callable[..., Any], raw_queue: Callable[..., Any]
+) -> None:
     """They would take what the server keeps the books of; wrong ones get the status that any controller gives."""
     server = start("emu:a")
     with raw(server) as client:

@@ -53,9 +53,7 @@ def test_the_fields_lie_where_the_table_says() -> None:
     }
 
     def words(fields: Tuple[wire.Field, ...]) -> str:
-        return ",".join(
-            "{}{}{} {}".format(f.offset, ":" if len(f.code) > 1 else "", f.code, f.name) for f in fields
-        )
+        return ",".join("{}{}{} {}".format(f.offset, ":" if len(f.code) > 1 else "", f.code, f.name) for f in fields)
 
     assert {op: (words(wire.REQUEST_FIELDS[op]), words(wire.REPLY_FIELDS[op])) for op in Op} == table
 
