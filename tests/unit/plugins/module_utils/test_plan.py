@@ -43,6 +43,7 @@ SECONDS = st.floats(0, 20, allow_subnormal=False)
 
 
 @given(SECONDS, st.floats(0, 1e9), st.floats(0.05, 5), st.floats(0.05, 5), st.sampled_from([0.0, 1e-6, 0.01]))
+@settings(deadline=None)
 def test_pauses(seconds: float, start: float, first: float, most: float, tick: float) -> None:
     clock = Clock(start, tick)
     deadline = Deadline(seconds, clock)
@@ -109,6 +110,7 @@ PLANS = st.builds(Plan, st.lists(ITEMS, max_size=5).map(tuple))
 
 
 @given(PLANS)
+@settings(deadline=None)
 def test_a_prediction_is_what_a_run_does(plan: Plan) -> None:
     performed: List[Action] = []
     applied = plan.apply(performed.append)
@@ -120,6 +122,7 @@ def test_a_prediction_is_what_a_run_does(plan: Plan) -> None:
 
 
 @given(PLANS, st.sets(st.integers(0, 14)))
+@settings(deadline=None)
 def test_a_failing_element_leaves_the_others_done(plan: Plan, failing: set[int]) -> None:
     performed: List[Action] = []
     count = 0
@@ -215,7 +218,7 @@ def test_failure_sentence(failed: List[Tuple[str, str]], total: int, sentence: s
 
 
 @given(st.lists(st.tuples(st.text(max_size=3), st.text(max_size=5)), min_size=1, max_size=12), st.integers(0, 5))
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_failure_sentence_says_how_many(failed: List[Tuple[str, str]], more: int) -> None:
     total = len(failed) + more
     text = failure_sentence(errors(*failed), total, "devices")
