@@ -70,7 +70,10 @@ class LocalDevice:
             return AVAILABLE
         if self._is_lent(word):
             return LENT
-        return UNAVAILABLE if word == UNAVAILABLE else self.word or "unknown"
+        if word == UNAVAILABLE:
+            return UNAVAILABLE
+        # A word that nobody here knows may read like a state of ours.
+        return f"[{self.word}]" if word in (PRESENT, ABSENT, LENT) else self.word or "unknown"
 
     def _is_lent(self, word: str) -> bool:
         """Made available by us and left alone since: nobody has bound a driver in between.
@@ -116,7 +119,8 @@ def refusal(device: LocalDevice, want: str, options: Options) -> Optional[Sharin
         return SharingError(f"{device.bdf}: {device.doubt}; nothing was done")
     if not steps:
         return None
-    if "available" in steps and device.never:
+    touched = "available" in steps or "unavailable" in steps
+    if touched and device.never:
         return _in_use(device, "refused even with force", device.never)
     if options.force:
         return None
@@ -126,7 +130,7 @@ def refusal(device: LocalDevice, want: str, options: Options) -> Optional[Sharin
             f"{device.bdf}: 'smartio_tool list' shows it as [{device.word}], a word that nobody here knows; "
             "nothing was done, force: true acts on it"
         )
-    if "available" in steps and device.reasons:
+    if touched and device.reasons:
         return _in_use(device, "free it first, or give force: true", device.reasons)
     return _taking_back(device, steps, options)
 

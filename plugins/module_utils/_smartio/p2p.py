@@ -37,7 +37,7 @@ class Pair:
 def plan_pairs(pairs: Sequence[Pair], enable: bool, known: Mapping[str, PairState], vdevs: Mapping[str, str]) -> Plan:
     """Set every pair that is not known to be set; pure. ``vdevs`` says of each fdid what its virtual device is now.
 
-    A pair of which neither device is borrowed here cannot be enabled: there is nothing to disable.
+    A pair of which neither device is borrowed here is disabled: there is nothing to do.
     """
     items = []
     for pair in pairs:
@@ -50,7 +50,7 @@ def plan_pairs(pairs: Sequence[Pair], enable: bool, known: Mapping[str, PairStat
         words = "{} peer-to-peer {}".format("enable" if enable else "disable", pair)
         actions = () if right or nothing_to_disable else (Action(command, (pair,), words),)
         before = "not known" if not is_known or state is None else _word(state.enabled)
-        items.append(Item(str(pair), before, _word(enable), actions))
+        items.append(Item(str(pair), before if actions else _word(enable), _word(enable), actions))
     return Plan(tuple(items))
 
 
