@@ -108,6 +108,17 @@ class Report:
     warnings: List[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Resource:
+    """What a module manages. ``run`` observes and plans, and applies unless its argument (check) is true.
+
+    ``what`` names the elements in a failure, such as "devices".
+    """
+
+    what: str
+    run: Callable[[bool], Report]
+
+
 def run_plan(plan: Plan, check: bool, perform: Callable[[Action], None]) -> Tuple[Report, List[Outcome]]:
     """Predict or apply a plan whose commands are their own proof, and start the report of it."""
     outcomes = plan.predict() if check else plan.apply(perform)
@@ -128,13 +139,13 @@ def failure_sentence(errors: Sequence[Tuple[str, SharingError]], total: int, wha
     text = first.message if name in first.message or not name else f"{name}: {first.message}"
     if total == 1:
         return text
-    return "%d of %d %s failed: %s" % (len(errors), total, what, "; ".join([text, *_others(errors[1:])]))
+    return f"{len(errors)} of {total} {what} failed: " + "; ".join([text, *_others(errors[1:])])
 
 
 def _others(errors: Sequence[Tuple[str, SharingError]]) -> List[str]:
     texts = [e.message if name in e.message else f"{name}: {e.message}" for name, e in errors[:7]]
     if len(errors) > 7:
-        texts.append("and %d more (see errors)" % (len(errors) - 7))
+        texts.append(f"and {len(errors) - 7} more (see errors)")
     return texts
 
 

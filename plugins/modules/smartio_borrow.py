@@ -75,7 +75,8 @@ options:
         type: str
   count:
     description:
-      - How many devices that match are wanted, from 1 on; 1 by default. With O(state=returned) all that match are returned.
+      - How many devices that match are wanted, from 1 on; 1 by default.
+      - With O(state=returned) all that match are returned.
     type: int
   all:
     description:
@@ -210,9 +211,10 @@ errors:
   elements: dict
 """
 
-from ansible_collections.iofabric.sharing.plugins.module_utils._ansible import run_smartio
+from ansible_collections.iofabric.sharing.plugins.module_utils._ansible import run_module
 from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.borrowing import resource
 from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.claims import SELECT_ARGUMENTS
+from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.host import ARGUMENTS, on_node
 
 
 def main() -> None:
@@ -227,8 +229,9 @@ def main() -> None:
     }
     exclusive = [("fdid", "select"), ("count", "all")]
     one_of = [("fdid", "select", "label")]
-    run_smartio(
+    run_module(
         {
+            **ARGUMENTS,
             **element,
             "devices": {
                 "type": "list",
@@ -241,7 +244,7 @@ def main() -> None:
             "wait_for": {"type": "str", "choices": ["none", "vdev", "driver", "device_node"], "default": "driver"},
             "force": {"type": "bool", "default": False},
         },
-        resource,
+        on_node(resource),
         mutually_exclusive=[*exclusive, *((key, "devices") for key in element)],
         required_one_of=[("fdid", "select", "label", "devices")],
     )

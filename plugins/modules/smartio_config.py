@@ -12,8 +12,8 @@ short_description: Set parameters of the SmartIO kernel module
 version_added: 0.1.0
 author: The iofabric.sharing contributors (@iofabric)
 description:
-  - Runs C(smartio_tool config) for parameters whose value differs. A value is read from C(module/*/parameters) of O(sysfs)
-    where the kernel shows it, else it is what was last set and is remembered in O(state_dir).
+  - Runs C(smartio_tool config) for parameters whose value differs. A value is read from C(module/*/parameters) of
+    O(sysfs) where the kernel shows it, else it is what was last set and is remembered in O(state_dir).
 options:
   settings:
     description:
@@ -65,13 +65,14 @@ errors:
   elements: dict
 """
 
-from ansible_collections.iofabric.sharing.plugins.module_utils._ansible import run_smartio
+from ansible_collections.iofabric.sharing.plugins.module_utils._ansible import run_module
+from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.host import ARGUMENTS, on_node
 from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.settings import config_resource
 
 
 def main() -> None:
     """Run the module."""
-    run_smartio({"settings": {"type": "dict", "required": True}}, config_resource)
+    run_module({**ARGUMENTS, "settings": {"type": "dict", "required": True}}, on_node(config_resource))
 
 
 if __name__ == "__main__":

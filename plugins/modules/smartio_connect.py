@@ -14,8 +14,8 @@ author: The iofabric.sharing contributors (@iofabric)
 description:
   - Runs C(smartio_tool connect) on a lender, so that the named nodes see and may borrow its devices. Two lenders whose
     devices talk to each other directly need a connection, too.
-  - No command lists or undoes connections. What was connected is remembered in O(state_dir) for one boot and one load of
-    the kernel module, so that connecting again costs no command.
+  - No command lists or undoes connections. What was connected is remembered in O(state_dir) for one boot and one load
+    of the kernel module, so that connecting again costs no command.
   - A node that cannot be reached does not keep the others from being connected. The run then fails, and says beside the
     failure what it changed.
 options:
@@ -103,21 +103,23 @@ errors:
   elements: dict
 """
 
-from ansible_collections.iofabric.sharing.plugins.module_utils._ansible import run_smartio
+from ansible_collections.iofabric.sharing.plugins.module_utils._ansible import run_module
 from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.connections import resource
+from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.host import ARGUMENTS, on_node
 
 
 def main() -> None:
     """Run the module."""
     connection = {"node_id": {"type": "int", "required": True}, "adapter": {"type": "int", "default": 0}}
-    run_smartio(
+    run_module(
         {
+            **ARGUMENTS,
             "node_ids": {"type": "list", "elements": "int", "aliases": ["node_id"]},
             "adapter": {"type": "int", "default": 0},
             "connections": {"type": "list", "elements": "dict", "options": connection},
             "reconnect": {"type": "bool", "default": False},
         },
-        resource,
+        on_node(resource),
         mutually_exclusive=[("node_ids", "connections")],
         required_one_of=[("node_ids", "connections")],
     )

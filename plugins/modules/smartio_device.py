@@ -15,13 +15,14 @@ description:
   - Puts local PCIe devices into the SmartIO pool, makes them available for borrowing, takes them back, removes them.
   - A device that is in use on this node is refused, with every reason, before anything of it is touched. See O(force).
   - A lender cannot see whether a device is borrowed, so taking back needs O(borrowers_checked) or O(force).
-  - A device that this collection made available, that has been left alone since, and that C(smartio_tool list) shows with
-    another word than C(available), is V(lent). That is right for O(state=available).
+  - A device that this collection made available, that has been left alone since, and that C(smartio_tool list) shows
+    with another word than C(available), is C(lent). That is right for O(state=available).
   - A state word that nobody knows is reported as it stands and never acted on without O(force).
 options:
   bdf:
     description:
-      - PCI address of one device, as C(lspci -s) takes it. The short-hand C("81:") will do where only one device matches.
+      - PCI address of one device, as C(lspci -s) takes it. The short-hand C("81:") will do where only one device
+        matches.
       - Quote it. YAML reads an unquoted C(81:00.0) as a number, which is refused.
     type: raw
   filter:
@@ -47,7 +48,7 @@ options:
         description: Serial number, of the NVMe controller or the PCI Express capability.
         type: str
       name_regex:
-        description: A regular expression that is found in the device's name (of the pool, of C(pci.ids), or the NVMe model).
+        description: A regular expression that is found in the device's name (pool, C(pci.ids), or NVMe model).
         type: str
   devices:
     description:
@@ -86,8 +87,8 @@ options:
   force:
     description:
       - Act on devices that are in use, that may be borrowed, or whose state word is not known.
-      - The disk of C(/), C(/boot) or active swap, the interface of the default route or of this connection, bridges and the
-        fabric's own adapter are refused all the same.
+      - The disk of C(/), C(/boot) or active swap, the interface of the default route or of this connection, bridges
+        and the fabric's own adapter are refused all the same.
     type: bool
     default: false
   on_in_use:
@@ -159,7 +160,7 @@ devices:
       type: str
       sample: Non-Volatile memory controller Intel Corporation Device f1a5
     before:
-      description: State before this run, one of C(absent), C(unavailable), C(available), C(lent), or the tool's own word.
+      description: State before this run. C(absent), C(unavailable), C(available), C(lent), or the tool's own word.
       type: str
       sample: unavailable
     state:
@@ -193,7 +194,8 @@ errors:
   elements: dict
 """
 
-from ansible_collections.iofabric.sharing.plugins.module_utils._ansible import run_smartio
+from ansible_collections.iofabric.sharing.plugins.module_utils._ansible import run_module
+from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.host import ARGUMENTS, on_node
 from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.lending import STATES, resource
 
 
@@ -204,8 +206,9 @@ def main() -> None:
     element = {"bdf": {"type": "raw"}, "filter": text, "select": {"type": "dict", "options": select}}
     state = {"type": "str", "choices": list(STATES)}
     one = [("bdf", "filter", "select")]
-    run_smartio(
+    run_module(
         {
+            **ARGUMENTS,
             **element,
             "devices": {
                 "type": "list",
@@ -221,7 +224,7 @@ def main() -> None:
             "allow_empty": {"type": "bool", "default": False},
             "purge": {"type": "bool", "default": False},
         },
-        resource,
+        on_node(resource),
         mutually_exclusive=[("bdf", "filter", "select", "devices")],
         required_one_of=[("bdf", "filter", "select", "devices")],
     )

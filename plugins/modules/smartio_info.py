@@ -169,22 +169,24 @@ pending:
   type: bool
 """
 
-from ansible_collections.iofabric.sharing.plugins.module_utils._ansible import run_smartio
+from ansible_collections.iofabric.sharing.plugins.module_utils._ansible import run_module
 from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.claims import SELECT_ARGUMENTS
+from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.host import ARGUMENTS, on_node
 from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.info import resource
 
 
 def main() -> None:
     """Run the module."""
-    run_smartio(
+    run_module(
         {
+            **ARGUMENTS,
             "fdids": {"type": "list", "elements": "str", "aliases": ["fdid"]},
             "select": {"type": "dict", "options": SELECT_ARGUMENTS},
             "details": {"type": "bool", "default": True},
             "lspci": {"type": "bool", "default": False},
             "borrowed": {"type": "bool", "default": False},
         },
-        resource,
+        on_node(resource),
         mutually_exclusive=[("fdids", "select")],
     )
 

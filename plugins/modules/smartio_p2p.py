@@ -102,7 +102,8 @@ errors:
   elements: dict
 """
 
-from ansible_collections.iofabric.sharing.plugins.module_utils._ansible import run_smartio
+from ansible_collections.iofabric.sharing.plugins.module_utils._ansible import run_module
+from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.host import ARGUMENTS, on_node
 from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.p2p import resource
 
 
@@ -110,15 +111,16 @@ def main() -> None:
     """Run the module."""
     text = {"type": "str", "required": True}
     pair = {"source": text, "destination": text, "bar": {"type": "int"}}
-    run_smartio(
+    run_module(
         {
+            **ARGUMENTS,
             "source": {"type": "str"},
             "destination": {"type": "str"},
             "bar": {"type": "int"},
             "pairs": {"type": "list", "elements": "dict", "options": pair},
             "state": {"type": "str", "choices": ["enabled", "disabled"], "default": "enabled"},
         },
-        resource,
+        on_node(resource),
         mutually_exclusive=[("source", "pairs"), ("destination", "pairs"), ("bar", "pairs")],
         required_one_of=[("source", "pairs")],
         required_together=[("source", "destination")],

@@ -26,7 +26,8 @@ options:
     default: 0
   autoborrow:
     description:
-      - Set the parameter C(autoborrow_transparent) before the scan, so that what is found is borrowed here at once (or not).
+      - Set the parameter C(autoborrow_transparent) before the scan, so that what is found is borrowed here at once,
+        or not.
     type: bool
 extends_documentation_fragment:
   - iofabric.sharing.smartio
@@ -81,19 +82,21 @@ pending:
   type: bool
 """
 
-from ansible_collections.iofabric.sharing.plugins.module_utils._ansible import run_smartio
+from ansible_collections.iofabric.sharing.plugins.module_utils._ansible import run_module
+from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.host import ARGUMENTS, on_node
 from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.settings import scan_resource
 
 
 def main() -> None:
     """Run the module."""
-    run_smartio(
+    run_module(
         {
+            **ARGUMENTS,
             "node_id": {"type": "int", "required": True},
             "adapter": {"type": "int", "default": 0},
             "autoborrow": {"type": "bool"},
         },
-        scan_resource,
+        on_node(scan_resource),
     )
 
 

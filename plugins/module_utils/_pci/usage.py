@@ -40,7 +40,12 @@ class _Block:
     """A disk or partition of the device, or what is built on one (dm, md, bcache): then ``below`` is its name."""
 
     entry: Entry
+    peers: Tuple[Entry, ...] = ()  # the other members of its btrfs
     below: Optional[str] = None
+
+    @property
+    def entries(self) -> Tuple[Entry, ...]:
+        return (self.entry,) + self.peers
 
     def __str__(self) -> str:
         return self.entry.name if self.below is None else f"{self.entry.name} on {self.below}"
@@ -147,7 +152,7 @@ def _whole_tree(bdf: str, sysfs: Sysfs, seen: Set[str]) -> Tree:
 
 
 def _with_holders(tree: Tree, sysfs: Sysfs) -> Iterator[_Block]:
-    queue = [_Block(entry) for entry in tree.blocks]
+    queue = [_Block(entry, tuple(sysfs.btrfs_peers(entry))) for entry in tree.blocks]
     seen = {entry.name for entry in tree.blocks}
     while queue:
         block = queue.pop(0)
@@ -157,7 +162,7 @@ def _with_holders(tree: Tree, sysfs: Sysfs) -> Iterator[_Block]:
                 disk = sysfs.block(holder)
                 family = [disk] + sysfs.partitions(disk)
                 seen.update(entry.name for entry in family)
-                queue += [_Block(entry, below=block.entry.name) for entry in family]
+                queue += [_Block(entry, tuple(sysfs.btrfs_peers(entry)), block.entry.name) for entry in family]
 
 
 def _with_uppers(tree: Tree, sysfs: Sysfs) -> Iterator[_Interface]:
@@ -192,21 +197,29 @@ def _unseen(target: _Target, node: _Node) -> Iterator[_Finding]:
     return map(_Finding, problems)
 
 
-def _storage(target: _Target, node: _Node) -> Iterator[_Finding]:
-    """Mounts, swap and holders."""
+def _mounts_and_holders(target: _Target, node: _Node) -> Iterator[_Finding]:
     for block in target.blocks:
-        same = [block.entry] + node.sysfs.btrfs_peers(block.entry)
-        mounts = [mount for mount in node.storage.mounts if any(_is_at(mount, entry) for entry in same)]
+        mounts = [mount for mount in node.storage.mounts if _is_on(mount, block)]
         points = list(dict.fromkeys(mount.point for mount in mounts))
         yield from (_Finding(f"holds {point} ({block})", never=True) for point in points if point in _SYSTEM_MOUNTS)
-        for swap in node.storage.swaps:
-            if any(_is_at(swap, entry) for entry in same):
-                yield _Finding(f"active swap ({f'{swap.file} on {block}' if swap.file else block})", never=True)
         mounted = [f"mounted at {point}" for point in points if point not in _SYSTEM_MOUNTS]
         if block.below is None:
             yield from (_Finding(f"{text} ({block})") for text in mounted)
         else:
             yield _Finding(", ".join([f"held by {block.entry.name} ({block.below})"] + mounted))
+
+
+def _swap(target: _Target, node: _Node) -> Iterator[_Finding]:
+    for block in target.blocks:
+        for swap in node.storage.swaps:
+            if _is_on(swap, block):
+                where = f"{swap.file} on {block}" if swap.file else str(block)
+                yield _Finding(f"active swap ({where})", never=True)
+
+
+def _is_on(found: Union[Mount, Swap], block: _Block) -> bool:
+    """Whether it is on this block device, or on another member of its btrfs."""
+    return any(_is_at(found, entry) for entry in block.entries)
 
 
 def _is_at(found: Union[Mount, Swap], entry: Entry) -> bool:
@@ -242,7 +255,8 @@ def _virtual_functions(target: _Target, node: _Node) -> Iterator[_Finding]:
 _KINDS: Tuple[Callable[[_Target, _Node], Iterator[_Finding]], ...] = (
     _kind_of_device,
     _unseen,
-    _storage,
+    _mounts_and_holders,
+    _swap,
     _network,
     _virtual_functions,
 )

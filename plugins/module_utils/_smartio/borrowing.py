@@ -18,7 +18,7 @@ from .._pci import usage
 from .._plan import Action, Item, Outcome, Plan, Report, SharingError
 from .claims import Claim, Fabric, Share, claim_from, matching, misfit, share_out, shortfall
 from .errors import ToolError
-from .host import Host, Places, Resource
+from .host import Host, NodeResource, Places
 from .ledger import Ledger
 from .model import FabricDevice
 from .pool import Pool
@@ -78,6 +78,7 @@ class Borrowing:
         self._claims = claims
         self._options = options
         self._pool: Optional[Pool] = None
+        self._fabric = Fabric({}, {}, {}, {})
         self._taken: Set[str] = set()
         self._drivers: Dict[str, Optional[str]] = {}
         self._tried: Dict[str, str] = {}
@@ -89,25 +90,32 @@ class Borrowing:
         while True:
             last = next(passes)
             with self._host.ledger(check) as ledger:
-                fabric = self._observe(ledger)
-                shares = share_out(self._claims, fabric, self._options.force)
+                self._observe(ledger)
+                shares = share_out(self._claims, self._fabric, self._options.force)
                 if check:
-                    return self._predict(shares, fabric)
-                self._fill(shares, fabric, ledger)
-                if last or not any(self._worth_waiting(share, fabric) for share in shares):
-                    report = self._give_back_partial(shares, fabric, ledger)
+                    return self._predict(shares, self._fabric)
+                self._fill(shares, self._fabric, ledger)
+                if last or not any(self._worth_waiting(share, self._fabric) for share in shares):
+                    report = self._give_back_partial(shares, self._fabric, ledger)
                     break
-        self._wait(shares, fabric, report)
-        return self._report(shares, fabric, report)
+        self._wait(shares, self._fabric, report)
+        return self._report(shares, self._fabric, report)
 
-    def _observe(self, ledger: Ledger) -> Fabric:
-        if self._pool is None:
-            self._pool = Pool(self._host.tool)
-        else:
-            self._pool.refresh()
-        return observe(self._host, self._claims, ledger, self._pool, self._options.force)
+    def _observe(self, ledger: Ledger) -> None:
+        """Look at the pool. Once something was taken, a look that fails leaves the last one: nothing may be lost."""
+        try:
+            if self._pool is None:
+                self._pool = Pool(self._host.tool)
+            else:
+                self._pool.refresh()
+            self._fabric = observe(self._host, self._claims, ledger, self._pool, self._options.force)
+        except SharingError:
+            if not self._taken:
+                raise
 
     def _fill(self, shares: Sequence[Share], fabric: Fabric, ledger: Ledger) -> None:
+        for fdid in [fdid for fdid in ledger.borrowed if fdid in fabric.vdevs and not fabric.here(fdid)]:
+            ledger.forget_device(fdid)  # returned by hand
         for share in shares:
             if share.misfits:
                 continue
@@ -121,19 +129,18 @@ class Borrowing:
                     share.missing = None if share.missing is None else share.missing - 1
 
     def _borrow(self, fdid: str, share: Share, fabric: Fabric, ledger: Ledger) -> bool:
-        tool = self._host.tool
         try:
-            self._drivers[fdid] = tool.borrow(fdid, share.claim.dma_window).driver
+            self._drivers[fdid] = self._host.tool.borrow(fdid, share.claim.dma_window).driver
         except ToolError as error:
             # A command that was ended from outside may have done its work.
-            if error.errno is not None or not tool.get_vdev(fdid):
+            if error.errno is not None or not self._vdev(fdid):
                 self._tried[fdid] = f"{fdid}: {error.message}"
                 if error.errno not in _TRY_LATER:
                     self._hopeless.add(fdid)
                 return False
         self._taken.add(fdid)
         for _last in self._host.deadline.pauses():
-            vdev = tool.get_vdev(fdid)
+            vdev = self._vdev(fdid)
             if vdev:
                 fabric.vdevs[fdid] = vdev
                 self._remember(fdid, share.claim, ledger)
@@ -142,6 +149,13 @@ class Borrowing:
             f"{fdid}: 'smartio_tool borrow' succeeded, but 'smartio_tool get-vdev' does not print a virtual device"
         )
         return False
+
+    def _vdev(self, fdid: str) -> Optional[str]:
+        """The virtual device of what was just borrowed; a command that fails has not told it yet."""
+        try:
+            return self._host.tool.get_vdev(fdid)
+        except SharingError:
+            return None
 
     def _remember(self, fdid: str, claim: Claim, ledger: Ledger) -> None:
         label = claim.label or ledger.borrowed.get(fdid)
@@ -174,8 +188,8 @@ class Borrowing:
             if share.misfits:
                 report.errors.append((share.claim.written, misfit(share)))
             elif not share.filled:
-                error = shortfall(share.claim, len(share.kept), fabric, self._tried)
-                report.errors.append((share.claim.written, error))
+                short = shortfall(share.claim, len(share.kept), fabric, self._tried)
+                report.errors.append((share.claim.written, short))
             share.kept = [fdid for fdid in share.kept if fabric.here(fdid)]
         report.changed = bool(self._taken)
         return report
@@ -326,10 +340,10 @@ def _by_id(host: Host, nodes: Sequence[str]) -> List[str]:
 
 def _not_up(fdid: str, vdev: str, driver: Optional[str], options: Options, host: Host) -> SharingError:
     seen = f"driver {driver}, no device node" if driver else "no driver"
+    awaited, seconds = options.wait_for.replace("_", " "), host.deadline.seconds
     return SharingError(
-        "{} is borrowed as {}, but its {} did not appear within {:g} seconds (last seen: {}); load the driver, or choose another wait_for".format(
-            fdid, vdev, options.wait_for.replace("_", " "), host.deadline.seconds, seen
-        )
+        f"{fdid} is borrowed as {vdev}, but its {awaited} did not appear within {seconds:g} seconds "
+        f"(last seen: {seen}); load the driver, or choose another wait_for"
     )
 
 
@@ -402,7 +416,8 @@ class Returning:
                 return
         for fdid, outcome in left.items():
             outcome.error = SharingError(
-                f"{fdid}: 'smartio_tool return' succeeded, but 'smartio_tool get-vdev' still prints its virtual device after {self._host.deadline.seconds:g} seconds"
+                f"{fdid}: 'smartio_tool return' succeeded, but 'smartio_tool get-vdev' still prints its virtual device "
+                f"after {self._host.deadline.seconds:g} seconds; see the kernel log for the reason"
             )
 
     def _report(
@@ -438,7 +453,7 @@ def plan_return(fdid: str, vdev: Optional[str], used: Optional[usage.Usage], for
     return Item(fdid, "borrowed", "not borrowed", (action,))
 
 
-def resource(params: Mapping[str, Any]) -> Resource:
+def resource(params: Mapping[str, Any]) -> NodeResource:
     """The resource of smartio_borrow for a module's parameters."""
     claims = [claim_from(element) for element in elements_of(params)]
     returning = params["state"] == "returned"
@@ -457,4 +472,4 @@ def resource(params: Mapping[str, Any]) -> Resource:
         rows = [pending_row(claim) for claim in claims for _one in range(1 if returning else claim.count or 1)]
         return Report({"devices": rows, "pending": True}, changed=bool(rows))
 
-    return Resource("devices", run, pending)
+    return NodeResource("devices", run, pending)

@@ -10,7 +10,7 @@ from typing import Any, Mapping, Sequence, Tuple
 
 from .._plan import Action, Item, Plan, Report, SharingError, run_plan
 from .errors import ToolError
-from .host import Host, Places, Resource
+from .host import Host, NodeResource, Places
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Connection:
     adapter: int
 
     def __str__(self) -> str:
-        return "node %d (adapter %d)" % (self.node_id, self.adapter)
+        return f"node {self.node_id} (adapter {self.adapter})"
 
 
 def plan_connections(wanted: Sequence[Connection], known: Sequence[Tuple[int, int]], reconnect: bool) -> Plan:
@@ -60,11 +60,11 @@ def connect(host: Host, wanted: Sequence[Connection], reconnect: bool, check: bo
 def _named(error: ToolError, host: Host, one: Connection) -> SharingError:
     """The error of a connect, with both nodes in its sentence."""
     own = host.tool.node_ids().get(one.adapter)
-    here = "this node" if own is None else "node %d" % own
+    here = "this node" if own is None else f"node {own}"
     return SharingError(f"{here} cannot connect to {one}: {error.message}", **error.details)
 
 
-def resource(params: Mapping[str, Any]) -> Resource:
+def resource(params: Mapping[str, Any]) -> NodeResource:
     """The resource of smartio_connect for a module's parameters."""
     if params["connections"] is not None:
         wanted = [Connection(one["node_id"], one["adapter"] or 0) for one in params["connections"]]
@@ -78,4 +78,4 @@ def resource(params: Mapping[str, Any]) -> Resource:
         rows = [{"node_id": one.node_id, "adapter": one.adapter, "action": "pending"} for one in dict.fromkeys(wanted)]
         return Report({"connections": rows, "pending": True}, changed=bool(rows))
 
-    return Resource("connections", lambda host, check: connect(host, wanted, params["reconnect"], check), pending)
+    return NodeResource("connections", lambda host, check: connect(host, wanted, params["reconnect"], check), pending)

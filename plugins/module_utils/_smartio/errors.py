@@ -74,14 +74,14 @@ class LedgerError(SharingError):
 
 def errno_name(status: int) -> str:
     """``EIO`` for 5; ``exit status 77`` for what errno(3) does not know."""
-    return errno.errorcode.get(status, "exit status %d" % status)
+    return errno.errorcode.get(status, f"exit status {status}")
 
 
 def status_words(status: int) -> str:
     """``EIO (5), cannot reach the other node``."""
     name = errno_name(status)
     meaning = _MEANINGS.get(status)
-    numbered = name if name.startswith("exit") else "%s (%d)" % (name, status)
+    numbered = name if name.startswith("exit") else f"{name} ({status})"
     return f"{numbered}, {meaning}" if meaning else numbered
 
 

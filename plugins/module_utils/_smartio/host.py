@@ -8,14 +8,24 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, field
-from typing import Callable, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
 from .._pci.sysfs import Sysfs
-from .._plan import Deadline, Report, SharingError
-from .errors import LedgerError
+from .._plan import Deadline, Report, Resource, SharingError
+from .errors import LedgerError, ToolMissing
 from .kernel_log import related_lines
 from .ledger import Ledger, LedgerStore, Stamp
 from .tool import SmartioTool, find_tool
+
+ARGUMENTS: Dict[str, Any] = {
+    "tool": {"type": "str", "default": "smartio_tool"},
+    "sysfs": {"type": "path", "default": "/sys"},
+    "proc": {"type": "path", "default": "/proc"},
+    "dev": {"type": "path", "default": "/dev"},
+    "state_dir": {"type": "path", "default": "/run/smartio"},
+    "timeout": {"type": "float", "default": 60},
+}
+"""The arguments that all SmartIO modules have, see Places."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +70,39 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Resource:
-    """What a module manages. ``run`` observes, plans and (unless its second argument, check, is true) applies;
-    ``pending`` answers for check mode where the tool is not installed yet; ``what`` names the elements in a failure.
+class NodeResource:
+    """What a SmartIO module manages on a node.
+
+    ``pending`` answers for check mode where the tool is not installed yet, as an earlier task of the same play may
+    be the one that installs it.
     """
 
     what: str
     run: Callable[[Host, bool], Report]
     pending: Callable[[Places], Report]
+
+
+def on_node(make: Callable[[Mapping[str, Any]], NodeResource]) -> Callable[[Mapping[str, Any]], Resource]:
+    """Bind a resource of a node to the node that a module's parameters (see ARGUMENTS) name."""
+
+    def bound(params: Mapping[str, Any]) -> Resource:
+        resource = make(params)
+        places = Places(**{name: params[name] for name in ARGUMENTS})
+        return Resource(resource.what, lambda check: _run(resource, places, check))
+
+    return bound
+
+
+def _run(resource: NodeResource, places: Places, check: bool) -> Report:
+    try:
+        host = open_host(places)
+    except ToolMissing:
+        if check:
+            return resource.pending(places)
+        raise
+    report = resource.run(host, check)
+    report.warnings[:0] = host.warnings
+    return report
 
 
 def open_host(places: Places) -> Host:

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from .._plan import Report, SharingError
 from .claims import FabricSelect, fabric_select
-from .host import Host, Places, Resource
+from .host import Host, NodeResource, Places
 from .ledger import Ledger
 from .model import FabricDevice, normalise_fdid
 from .pool import Pool
@@ -75,7 +75,7 @@ def _lspci(host: Host, fdid: str, errors: List[str]) -> Optional[str]:
         return None
 
 
-def resource(params: Mapping[str, Any]) -> Resource:
+def resource(params: Mapping[str, Any]) -> NodeResource:
     """The resource of smartio_info for a module's parameters."""
     fdids = None if params["fdids"] is None else [normalise_fdid(fdid) for fdid in params["fdids"]]
     select = None if params["select"] is None else fabric_select(params["select"])
@@ -88,4 +88,4 @@ def resource(params: Mapping[str, Any]) -> Resource:
             {"node_id": None, "node_ids": {}, "connections": [], "missing": [], "devices": [], "pending": True}
         )
 
-    return Resource("devices", run, pending)
+    return NodeResource("devices", run, pending)

@@ -133,17 +133,20 @@ class LedgerStore:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 continue
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+            with contextlib.suppress(OSError):  # a full disk: the name is only a help to others
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, b"%d\n" % os.getpid(), 0)
             return
         holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
         raise LedgerError(
-            f"the state folder {self.state_dir} is locked by another run (pid {holder}) for more than {deadline.seconds:g} seconds; wait for it, or raise 'timeout'"
+            f"the state folder {self.state_dir} is locked by another run (pid {holder}) for more than "
+            f"{deadline.seconds:g} seconds; wait for it, or raise 'timeout'"
         )
 
     def _unusable(self, error: OSError) -> LedgerError:
         return LedgerError(
-            f"the state folder {self.state_dir} cannot be used: {(error.strerror or str(error)).lower()}; run as root (become: true), or give another 'state_dir'"
+            f"the state folder {self.state_dir} cannot be used: {(error.strerror or str(error)).lower()}; "
+            "run as root (become: true), or give another 'state_dir'"
         )
 
 

@@ -17,7 +17,7 @@ from .._pci import usage
 from .._pci.names import describe
 from .._pci.sysfs import PciDevice, Sysfs
 from .._plan import Action, Deadline, Item, Outcome, Plan, Report, SharingError
-from .host import Host, Resource
+from .host import Host, NodeResource
 from .ledger import Ledger
 from .model import AVAILABLE, UNAVAILABLE, PoolEntry
 from .pool import Pool, find_local
@@ -56,16 +56,21 @@ class LocalDevice:
     doubt: Optional[str] = None
 
     @property
+    def word(self) -> str:
+        """What ``list`` shows; empty where the device is not in the pool."""
+        return self.entry.word if self.entry else ""
+
+    @property
     def state(self) -> str:
         """``absent``, ``unavailable``, ``available``, ``lent``, or the tool's own word."""
         if self.entry is None:
             return ABSENT
-        word = self.entry.word.lower()
+        word = self.word.lower()
         if word == AVAILABLE:
             return AVAILABLE
         if self._is_lent(word):
             return LENT
-        return UNAVAILABLE if word == UNAVAILABLE else self.entry.word or "unknown"
+        return UNAVAILABLE if word == UNAVAILABLE else self.word or "unknown"
 
     def _is_lent(self, word: str) -> bool:
         """Made available by us and left alone since: nobody has bound a driver in between.
@@ -85,8 +90,11 @@ class LocalDevice:
 
 def _acting_state(device: LocalDevice, want: str, options: Options) -> str:
     """The state that commands start from: with force, the tool's word ``unavailable`` outweighs the ledger's."""
-    unavailable = device.entry is not None and device.entry.word.lower() == UNAVAILABLE
-    return UNAVAILABLE if options.force and unavailable and want in (UNAVAILABLE, ABSENT) else device.state
+    return (
+        UNAVAILABLE
+        if options.force and device.word.lower() == UNAVAILABLE and want in (UNAVAILABLE, ABSENT)
+        else device.state
+    )
 
 
 def commands(want: str, state: str) -> Tuple[str, ...]:
@@ -115,9 +123,8 @@ def refusal(device: LocalDevice, want: str, options: Options) -> Optional[Sharin
     known = device.state in (ABSENT, UNAVAILABLE, AVAILABLE, LENT)
     if not known:
         return SharingError(
-            "{}: 'smartio_tool list' shows it as [{}], a word that nobody here knows; nothing was done, force: true acts on it".format(
-                device.bdf, device.entry.word if device.entry else ""
-            )
+            f"{device.bdf}: 'smartio_tool list' shows it as [{device.word}], a word that nobody here knows; "
+            "nothing was done, force: true acts on it"
         )
     if "available" in steps and device.reasons:
         return _in_use(device, "free it first, or give force: true", device.reasons)
@@ -132,15 +139,15 @@ def _taking_back(device: LocalDevice, steps: Sequence[str], options: Options) ->
     if "unavailable" not in steps:
         return None
     if device.state == LENT:
-        word = device.entry.word if device.entry else ""
         return SharingError(
-            f"{device.bdf} is lent ('smartio_tool list' shows it as [{word}]): return it on its borrower first, or give force: true"
+            f"{device.bdf} is lent ('smartio_tool list' shows it as [{device.word}]): return it on its borrower first, "
+            "or give force: true"
         )
     if options.borrowers_checked:
         return None
     return SharingError(
-        f"{device.bdf} is available, and a lender cannot see whether somebody has borrowed it: check every borrower and give "
-        "borrowers_checked: true, or force: true"
+        f"{device.bdf} is available, and a lender cannot see whether somebody has borrowed it: check every borrower "
+        "and give borrowers_checked: true, or force: true"
     )
 
 
@@ -293,7 +300,7 @@ def _names(sysfs: Sysfs, device: PciDevice) -> List[str]:
     return [name for name in (sysfs.model(device.bdf), describe(device)) if name]
 
 
-def resource(params: Mapping[str, Any]) -> Resource:
+def resource(params: Mapping[str, Any]) -> NodeResource:
     """The resource of smartio_device for a module's parameters."""
     options = Options(
         force=params["force"],
@@ -303,7 +310,7 @@ def resource(params: Mapping[str, Any]) -> Resource:
         purge=params["purge"],
     )
     wishes = [wish_from(element, params["state"]) for element in elements_of(params)]
-    return Resource(
+    return NodeResource(
         what="devices",
         run=lambda host, check: Lending(host, wishes, options).run(check),
         pending=lambda places: _pending(Sysfs(places.sysfs), wishes, options),
@@ -334,7 +341,8 @@ def _not_confirmed(
 ) -> SharingError:
     seen = failure.message if failure else device.doubt or f"last seen as {device.state}"
     return SharingError(
-        f"{device.bdf}: 'smartio_tool {outcome.done[-1].command}' succeeded, but the device was not seen as {outcome.item.after} within {deadline.seconds:g} seconds ({seen}); run again, or look at 'smartio_tool list'"
+        f"{device.bdf}: 'smartio_tool {outcome.done[-1].command}' succeeded, but the device was not seen as "
+        f"{outcome.item.after} within {deadline.seconds:g} seconds ({seen}); run again, or look at 'smartio_tool list'"
     )
 
 
@@ -362,7 +370,7 @@ def _report(
 
 def _result(before: LocalDevice, after: Optional[LocalDevice], state: str, action: str) -> Dict[str, object]:
     """A device's entry of the answer; what only the tool knows is None in a prediction."""
-    entry = (after or before).entry
+    entry = (after.entry if after else None) or before.entry
     rebound = after is None and ("available" in action or action == "pending")
     return {
         "bdf": before.bdf,

@@ -88,4 +88,4 @@ def node_hint(fdid: str) -> int:
 def slot_hint(fdid: str) -> str:
     """The ``bus:device.function`` that a newer release's fdid suggests: a hint to be verified, never a fact."""
     low = int(fdid, 16) & 0xFFFF
-    return "%02x:%02x.%d" % (low >> 8, (low >> 3) & 0x1F, low & 7)
+    return f"{low >> 8:02x}:{(low >> 3) & 0x1F:02x}.{low & 7}"

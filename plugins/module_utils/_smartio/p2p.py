@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Dict, Mapping, Optional, Sequence
 
-from .._plan import Action, Item, Plan, Report, SharingError, run_plan
-from .host import Host, Places, Resource
+from .._plan import Action, Item, Outcome, Plan, Report, SharingError, run_plan
+from .host import Host, NodeResource, Places
 from .ledger import PairState, pair_key
 from .model import normalise_fdid
 
@@ -26,7 +26,7 @@ class Pair:
     bar: Optional[int] = None
 
     def __str__(self) -> str:
-        return "{} -> {}{}".format(self.source, self.destination, "" if self.bar is None else " (BAR %d)" % self.bar)
+        return f"{self.source} -> {self.destination}" + ("" if self.bar is None else f" (BAR {self.bar})")
 
     @property
     def key(self) -> str:
@@ -73,10 +73,21 @@ def set_pairs(host: Host, pairs: Sequence[Pair], enable: bool, check: bool) -> R
             host.remember(ledger)
 
         report, outcomes = run_plan(plan_pairs(wanted, enable, ledger.p2p, vdevs), check, perform)
+    if check and enable:
+        _mark_pending(report, outcomes, vdevs)
     report.results["pairs"] = [
         _row(pair, enable, outcome.action, outcome.error is None) for pair, outcome in zip(wanted, outcomes)
     ]
     return report
+
+
+def _mark_pending(report: Report, outcomes: Sequence[Outcome], vdevs: Mapping[str, str]) -> None:
+    """In check mode a device may not be borrowed yet, since an earlier task of the play would borrow it."""
+    for outcome in outcomes:
+        pair = outcome.done[0].args[0] if outcome.done else None
+        if isinstance(pair, Pair) and not (vdevs[pair.source] and vdevs[pair.destination]):
+            outcome.done = [Action("pending", (pair,), f"enable peer-to-peer {pair} once both devices are borrowed")]
+            report.results["pending"] = True
 
 
 def _identity(host: Host, fdid: str) -> str:
@@ -95,7 +106,7 @@ def _row(pair: Pair, enable: bool, action: str, done: bool = True) -> Dict[str, 
     }
 
 
-def resource(params: Mapping[str, Any]) -> Resource:
+def resource(params: Mapping[str, Any]) -> NodeResource:
     """The resource of smartio_p2p for a module's parameters."""
     elements = [params] if params["pairs"] is None else params["pairs"]
     pairs = [_pair(element) for element in elements]
@@ -105,11 +116,11 @@ def resource(params: Mapping[str, Any]) -> Resource:
         rows = [_row(pair, enable, "pending") for pair in dict.fromkeys(pairs)]
         return Report({"pairs": rows, "pending": True}, changed=bool(rows))
 
-    return Resource("pairs", lambda host, check: set_pairs(host, pairs, enable, check), pending)
+    return NodeResource("pairs", lambda host, check: set_pairs(host, pairs, enable, check), pending)
 
 
 def _pair(element: Mapping[str, Any]) -> Pair:
     bar = element["bar"]
     if bar is not None and not 0 <= bar <= 5:
-        raise SharingError("bar: %d is not a BAR's number from 0 to 5" % bar)
+        raise SharingError(f"bar: {bar} is not a BAR's number from 0 to 5")
     return Pair(normalise_fdid(element["source"]), normalise_fdid(element["destination"]), bar)

@@ -113,7 +113,7 @@ def _likely_first(pool: Pool, wanted: Iterable[str]) -> List[PoolEntry]:
 
 
 def _doubt_failed(pool: Pool, entry: PoolEntry, local: LocalEntries) -> None:
-    """A device whose ``show`` failed: one that has just left the pool, or that an unreachable node owns, is not ours."""
+    """A device whose ``show`` failed. One that has just left the pool or that an unreachable node owns is not ours."""
     error = pool.failed[entry.fdid]
     if error.details.get("errno_name") not in ("ENODEV", "EIO"):
         local.doubts[entry.fdid] = f"pool device {entry.fdid} could not be looked at ({error.message})"
@@ -135,7 +135,7 @@ def identify(
     if own is None and bdfs:
         return (
             bdfs,
-            f"it cannot be told which node owns pool device {device.fdid}: 'show' names none that 'dis_config -gn' confirms",
+            f"it cannot be told which node owns pool device {device.fdid}: neither 'show' nor 'dis_config -gn' says",
         )
     if own and len(bdfs) != 1 and not device.bdf:
         return bdfs, f"it cannot be told which local device pool device {device.fdid} is: 'show' gives no BDF"
@@ -145,8 +145,9 @@ def identify(
 def _is_own(device: FabricDevice, own_nodes: FrozenSet[int]) -> Optional[bool]:
     if device.node_id is not None and own_nodes:
         return device.node_id in own_nodes
-    if device.location is not None:
-        return device.location.lower() == "local"
+    location = (device.location or "").lower()
+    if location in ("local", "remote"):
+        return location == "local"
     if own_nodes:
         return node_hint(device.fdid) in own_nodes
     return None

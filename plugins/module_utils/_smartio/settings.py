@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Set
 
 from .._plan import Action, Item, Plan, Report, SharingError, run_plan
-from .host import Host, Places, Resource
+from .host import Host, NodeResource, Places
 from .ledger import Ledger
+from .model import FabricDevice, node_hint
 from .pool import Pool
 
 AUTOBORROW = "autoborrow_transparent"
@@ -45,7 +46,7 @@ def _set(host: Host, ledger: Ledger, name: str, value: str) -> None:
             break
     if shown is not None and not same_value(shown, value):
         raise SharingError(
-            f"'smartio_tool config {name} {value}' succeeded, but sysfs still shows {shown!a}; see the kernel log for the reason"
+            f"'smartio_tool config {name} {value}' succeeded, but sysfs still shows {shown!a}; see the kernel log"
         )
     ledger.settings[name] = value
     host.remember(ledger)
@@ -75,7 +76,7 @@ def _setting(name: str, before: Optional[str], value: Optional[str], action: str
     return {"name": name, "before": before, "value": value, "action": action}
 
 
-def config_resource(params: Mapping[str, Any]) -> Resource:
+def config_resource(params: Mapping[str, Any]) -> NodeResource:
     """The resource of smartio_config for a module's parameters."""
     wanted = {str(name): _value(value) for name, value in params["settings"].items()}
 
@@ -83,7 +84,7 @@ def config_resource(params: Mapping[str, Any]) -> Resource:
         rows = [_setting(name, None, value, "pending") for name, value in wanted.items()]
         return Report({"settings": rows, "pending": True}, changed=bool(rows))
 
-    return Resource("settings", lambda host, check: configure(host, wanted, check), pending)
+    return NodeResource("settings", lambda host, check: configure(host, wanted, check), pending)
 
 
 def _value(value: object) -> str:
@@ -113,28 +114,39 @@ def scan(host: Host, node_id: int, adapter: int, autoborrow: Optional[bool], che
 def _scan(host: Host, ledger: Ledger, node_id: int, adapter: int, report: Report) -> None:
     try:
         pool = Pool(host.tool)
-        before = set(pool.entries)
+        listed, before = (
+            set(pool.entries),
+            _of_tree(pool, node_id, {f for f in pool.entries if node_hint(f) == node_id}),
+        )
         host.tool.scan(node_id, adapter)
         if node_id not in ledger.scanned:
             ledger.scanned.append(node_id)
             host.remember(ledger)
         pool.refresh()
+        added = sorted(_of_tree(pool, node_id, set(pool.entries) - listed))
     except SharingError as error:
-        report.errors.append(("tree %d" % node_id, error))
+        report.errors.append((f"tree {node_id}", error))
         report.results.update({"added": None, "removed": None})
         return
-    added, removed = _difference(before, set(pool.entries))
+    removed = sorted(before - set(pool.entries))
     report.results.update({"added": added, "removed": removed})
     report.changed = report.changed or bool(added or removed)
     report.after += [f"{fdid}: in the pool" for fdid in added]
     report.before += [f"{fdid}: in the pool" for fdid in removed]
 
 
-def _difference(before: set[str], after: set[str]) -> Tuple[List[str], List[str]]:
-    return sorted(after - before), sorted(before - after)
+def _of_tree(pool: Pool, node_id: int, fdids: Set[str]) -> Set[str]:
+    """Those that ``show`` says belong to the tree: meanwhile other nodes add and remove devices of their own."""
+    shown = {fdid: pool.show(fdid) for fdid in sorted(fdids)}
+    owners = {fdid: _owner(device) for fdid, device in shown.items() if device is not None}
+    return {fdid for fdid, owner in owners.items() if owner == node_id}
 
 
-def scan_resource(params: Mapping[str, Any]) -> Resource:
+def _owner(device: FabricDevice) -> int:
+    return node_hint(device.fdid) if device.node_id is None else device.node_id
+
+
+def scan_resource(params: Mapping[str, Any]) -> NodeResource:
     """The resource of smartio_scan for a module's parameters."""
     node_id, adapter, autoborrow = params["node_id"], params["adapter"], params["autoborrow"]
     if node_id < 0 or adapter < 0:
@@ -145,4 +157,4 @@ def scan_resource(params: Mapping[str, Any]) -> Resource:
         results.update({"added": None, "removed": None, "pending": True})
         return Report(results, changed=True)
 
-    return Resource("trees", lambda host, check: scan(host, node_id, adapter, autoborrow, check), pending)
+    return NodeResource("trees", lambda host, check: scan(host, node_id, adapter, autoborrow, check), pending)

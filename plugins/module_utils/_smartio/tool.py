@@ -166,14 +166,11 @@ class SmartioTool:
         command = [self.path, *args]
         if finished.status < 0:
             return ToolError(
-                "'%s' was ended by signal %d; run it by hand to see why" % (spell(command), -finished.status),
+                f"'{spell(command)}' was ended by signal {-finished.status}; run it by hand to see why",
                 command,
                 finished.status,
                 finished.output,
             )
-        asked = (
-            ""
-            if not _QUESTION.search(finished.output.strip())
-            else " (it asked a question, which nobody can answer here)"
-        )
-        return exited(command, finished.status, finished.output, self._kernel_log(list(args)), asked)
+        asked = any(_QUESTION.search(stream[-200:].strip()) for stream in (finished.stdout, finished.stderr))
+        where = " (it asked a question, which nobody can answer here)" if asked else ""
+        return exited(command, finished.status, finished.output, self._kernel_log(list(args[1:])), where)

@@ -27,11 +27,9 @@ def hex_prefix(value: object, option: str) -> Optional[str]:
 
 
 def _hex_digits(value: object, option: str, most: int) -> str:
-    match = re.match(r"(?:0[xX])?([0-9a-fA-F]{1,%d})\Z" % most, str(value))
+    match = re.match(rf"(?:0[xX])?([0-9a-fA-F]{{1,{most}}})\Z", str(value))
     if match is None:
-        raise SharingError(
-            "%s: %s is not a hexadecimal id of at most %d digits; quote it" % (option, ascii(value), most)
-        )
+        raise SharingError(f"{option}: {value!a} is not a hexadecimal id of at most {most} digits; quote it")
     return match.group(1).lower()
 
 
@@ -157,7 +155,9 @@ def _matching(wish: Wish, catalogue: Catalogue) -> List[str]:
     if wish.filter is not None:
         wanted = lspci_filter.parse(wish.filter)
         return sorted(bdf for bdf, device in catalogue.present.items() if wanted.matches(device))
-    select = wish.select or LocalSelect()
+    if wish.select is None:  # options that are null pass for given
+        raise SharingError(f"{wish.written} names nothing: give bdf, filter or select")
+    select = wish.select
     return sorted(bdf for bdf, device in catalogue.present.items() if _selected(select, device, catalogue))
 
 

@@ -173,7 +173,8 @@ class Cluster:
         if not os.path.exists(config):
             raise ClusterError(f"{name}: there is no such node in {self.folder}")
         package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        command = [sys.executable, "-m", "software_node", "daemon", "--config", config, "--dir", folder]
+        # Without site-packages: only the standard library is needed, and every start is sooner.
+        command = [sys.executable, "-S", "-E", "-m", "software_node", "daemon", "--config", config, "--dir", folder]
         command += ["--lifeline", str(lifeline)] if lifeline is not None else []
         with open(os.path.join(folder, "output"), "wb") as output:
             return subprocess.Popen(
@@ -241,12 +242,12 @@ def _node_configs(path: str) -> List[Dict[str, Any]]:
         for key in ("host", "port", "peers"):
             if key in config:
                 raise ClusterError(f"{path}: node {config.get('name')}: {key} is chosen by the cluster")
+    _check_unique(path, configs)
     for config, port in zip(configs, _free_ports(len(configs))):
         config.update(host="127.0.0.1", port=port)
     for config in configs:
         config["peers"] = _peers(config, configs)
         read_config(config, complete)
-    _check_unique(path, configs)
     return configs
 
 
@@ -266,7 +267,7 @@ def _peers(own: Dict[str, Any], configs: Sequence[Dict[str, Any]]) -> Dict[str, 
 
 def _check_unique(path: str, configs: Sequence[Dict[str, Any]]) -> None:
     ids = [node_id for config in configs for node_id in _ids(config)]
-    names = [config["name"] for config in configs]
+    names = [config.get("name") for config in configs]
     for values, what in ((ids, "node id"), (names, "name")):
         twice = [value for value in values if values.count(value) > 1]
         if twice:

@@ -37,11 +37,10 @@ _VARIANTS = {
 }
 
 
-def errno_number(text: str) -> int:
-    """``EBUSY`` or ``16`` as a number; ConfigError for anything else."""
+def _errno(text: str) -> int:
     value = getattr(errno, text, None) if text.startswith("E") else (int(text) if text.isdigit() else None)
     if not isinstance(value, int) or not 0 < value < 256:
-        raise ConfigError(f"fault: {text!r} is not an errno (EBUSY, or 16)")
+        raise ConfigError(f"fault: fail: {text!r} is not an errno (EBUSY, or 16)")
     return value
 
 
@@ -143,7 +142,7 @@ def _setting(name: str, value: str) -> Tuple[str, str]:
         number, _colon, count = rest.partition(":")
         if count and not (count.isdigit() and int(count)):
             raise ConfigError(f"fault: fail={value}: {count!r} is not how often to fail")
-        return key, f"{errno_number(number)}" + (f":{count}" if count else "")
+        return key, f"{_errno(number)}" + (f":{count}" if count else "")
     if name == "link_down" and not key.isdigit():
         raise ConfigError(f"fault: link_down={value}: {key!r} is not a node id")
     if name == "ask":

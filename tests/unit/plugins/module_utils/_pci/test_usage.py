@@ -167,8 +167,8 @@ def test_system_mounts_and_swap_through_holders(fake: Any, proc: Any) -> None:
     usage = look(fake, proc)
     assert usage.never == (
         "holds / (dm-0 on nvme0n1p1)",
-        "active swap (dm-1 on nvme0n1p1)",
         "holds /boot (md0p1 on nvme0n1p2)",
+        "active swap (dm-1 on nvme0n1p1)",
     )
     assert usage.reasons[0] == "held by dm-0 (nvme0n1p1)"
     assert usage.all == usage.never + usage.reasons
@@ -298,7 +298,7 @@ def test_the_connection_is_found_in_the_environment_or_that_of_an_ancestor(proc:
     proc.write("self/status", "Name:\tpython3\nPPid:\t70\n")
     proc.write("70/status", "Name:\tsudo\nPPid:\t60\n")
     proc.write("60/status", "Name:\tsh\nPPid:\t1\n")
-    proc.write("70/environ", "HOME=/root\0")
+    proc.write("70/environ", "HOME=/nowhere\0")
     assert ssh_connection(proc.path, {}) == ""
     proc.write("60/environ", "HOME=/home/me\0SSH_CONNECTION=10.0.0.9 51000 10.0.0.1 22\0TERM=dumb\0")
     assert ssh_connection(proc.path, {}) == "10.0.0.9 51000 10.0.0.1 22"
