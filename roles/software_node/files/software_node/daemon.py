@@ -33,7 +33,7 @@ _TREES = ("sysfs", "dev", "proc")
 _LOG_LIMIT = 4 << 20
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _BIND_SECONDS = 5.0
-_CONTROL_SECONDS = 0.025
+_CONTROL_SECONDS = 0.05
 _PROC = {
     "self/mountinfo": "",
     "self/mounts": "",

@@ -199,15 +199,14 @@ class Node:
         def ask(node_id: int) -> None:
             try:
                 reply = self.client.call(node_id, "list", {})
-                views = [view_from_json(one) for one in reply["devices"]]
+                views = [view_from_json(one) for one in reply.get("devices", [])]
             except NodeError as error:
                 failures.append(error)
             else:
                 found.update({view.fdid: (node_id, view) for view in views})
 
-        threads = [
-            threading.Thread(target=ask, args=(node_id,), daemon=True) for node_id in peers or self.client.nodes()
-        ]
+        asked = self.client.nodes() if peers is None else peers
+        threads = [threading.Thread(target=ask, args=(node_id,), daemon=True) for node_id in asked]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -260,7 +259,7 @@ class Node:
     def _borrow_remote(self, origin: int, fdid: int) -> Borrow:
         reply, link = self.client.open(origin, "lend", {"fdid": fdid})
         try:
-            view, lease = view_from_json(reply["view"]), str(reply["lease"])
+            view, lease = view_from_json(reply.get("view", {})), str(reply.get("lease", ""))
         except NodeError:
             close_link(link)
             raise

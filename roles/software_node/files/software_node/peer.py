@@ -156,8 +156,7 @@ class PeerClient:
         reply = json.loads(answer)
         if reply["errno"]:
             raise NodeError(int(reply["errno"]), str(reply["reason"]))
-        result: Reply = reply["result"]
-        return result
+        return dict(reply["result"])
 
 
 class PeerServer:
