@@ -1,0 +1,461 @@
+# Copyright (c) 2026, the iofabric.sharing contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The borrower's side: fill claims from the pool, wait for what comes late, give back what falls short, return.
+
+Races are normal here: a borrow can come before the lender's ``available`` has taken effect, and other borrowers take
+from the same pool. So claims are filled in passes until one deadline; the lock is free between passes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+
+from .._pci import usage
+from .._plan import Action, Item, Outcome, Plan, Report, SharingError
+from .claims import Claim, Fabric, Share, claim_from, matching, misfit, share_out, shortfall
+from .errors import ToolError
+from .host import Host, NodeResource, Places
+from .ledger import Ledger
+from .model import FabricDevice
+from .pool import Pool
+from .wishes import elements_of
+
+# A candidate that answers with one of these may be had later: busy, its node not reachable, or not in the pool yet.
+_TRY_LATER = frozenset((errno.EBUSY, errno.EIO, errno.ENODEV, errno.EAGAIN))
+
+
+@dataclass(frozen=True)
+class Options:
+    """How far a run may go; see the module's documentation."""
+
+    wait_for: str = "driver"
+    force: bool = False
+
+
+def observe(host: Host, claims: Sequence[Claim], ledger: Ledger, pool: Pool, force: bool) -> Fabric:
+    """What is known of the pool after asking about as few devices as the claims need.
+
+    Devices that the ledger remembers are asked first, then likely ones, and only until the claims are filled.
+    """
+    if any(claim.select for claim in claims):
+        for fdid in pool.entries:
+            pool.show(fdid)
+    for claim in claims:
+        if claim.fdid in pool.entries:
+            pool.show(str(claim.fdid))
+    vdevs: Dict[str, Optional[str]] = {}
+    fabric = Fabric(pool.entries, pool.shown, pool.failed, vdevs, ledger.borrowed)
+    labels = {claim.label for claim in claims if claim.label}
+    wanted = {fdid for claim in claims for fdid in matching(claim, fabric)}
+    first = [claim.fdid for claim in claims if claim.fdid]
+    first += [fdid for fdid, label in ledger.borrowed.items() if fdid in wanted or label in labels]
+    for fdid in first:
+        if fdid not in vdevs:
+            vdevs[fdid] = host.tool.get_vdev(fdid)
+    while True:
+        ask = [fdid for share in share_out(claims, fabric, force) for fdid in _to_ask(share)]
+        if not ask:
+            return fabric
+        vdevs.update({fdid: host.tool.get_vdev(fdid) for fdid in dict.fromkeys(ask)})
+
+
+def _to_ask(share: Share) -> List[str]:
+    """As many of the devices that nobody was asked about as the claim has room for."""
+    if share.claim.count is None:
+        return share.unknown
+    return share.unknown[: max(0, share.claim.count - len(share.kept))]
+
+
+class Borrowing:
+    """One run that fills claims on one node."""
+
+    def __init__(self, host: Host, claims: Sequence[Claim], options: Options) -> None:
+        self._host = host
+        self._claims = claims
+        self._options = options
+        self._pool: Optional[Pool] = None
+        self._taken: Set[str] = set()
+        self._drivers: Dict[str, Optional[str]] = {}
+        self._tried: Dict[str, str] = {}
+        self._hopeless: Set[str] = set()
+
+    def run(self, check: bool) -> Report:
+        """Fill the claims, pass by pass, until the deadline; in check mode say what the first pass would do."""
+        passes = self._host.deadline.pauses(first=0.1)
+        while True:
+            last = next(passes)
+            with self._host.ledger(check) as ledger:
+                fabric = self._observe(ledger)
+                shares = share_out(self._claims, fabric, self._options.force)
+                if check:
+                    return self._predict(shares, fabric)
+                self._fill(shares, fabric, ledger)
+                if last or not any(self._worth_waiting(share, fabric) for share in shares):
+                    report = self._give_back_partial(shares, fabric, ledger)
+                    break
+        self._wait(shares, fabric, report)
+        return self._report(shares, fabric, report)
+
+    def _observe(self, ledger: Ledger) -> Fabric:
+        if self._pool is None:
+            self._pool = Pool(self._host.tool)
+        else:
+            self._pool.refresh()
+        return observe(self._host, self._claims, ledger, self._pool, self._options.force)
+
+    def _fill(self, shares: Sequence[Share], fabric: Fabric, ledger: Ledger) -> None:
+        for share in shares:
+            if share.misfits:
+                continue
+            for fdid in share.kept:
+                self._remember(fdid, share.claim, ledger)
+            for fdid in share.candidates:
+                if share.missing == 0:
+                    break
+                if fdid not in self._hopeless and fdid not in self._taken and self._borrow(fdid, share, fabric, ledger):
+                    share.kept.append(fdid)
+                    share.missing = None if share.missing is None else share.missing - 1
+
+    def _borrow(self, fdid: str, share: Share, fabric: Fabric, ledger: Ledger) -> bool:
+        tool = self._host.tool
+        try:
+            self._drivers[fdid] = tool.borrow(fdid, share.claim.dma_window).driver
+        except ToolError as error:
+            # A command that was ended from outside may have done its work.
+            if error.errno is not None or not tool.get_vdev(fdid):
+                self._tried[fdid] = f"{fdid}: {error.message}"
+                if error.errno not in _TRY_LATER:
+                    self._hopeless.add(fdid)
+                return False
+        self._taken.add(fdid)
+        for _last in self._host.deadline.pauses():
+            vdev = tool.get_vdev(fdid)
+            if vdev:
+                fabric.vdevs[fdid] = vdev
+                self._remember(fdid, share.claim, ledger)
+                return True
+        self._tried[fdid] = (
+            f"{fdid}: 'smartio_tool borrow' succeeded, but 'smartio_tool get-vdev' does not print a virtual device"
+        )
+        return False
+
+    def _remember(self, fdid: str, claim: Claim, ledger: Ledger) -> None:
+        label = claim.label or ledger.borrowed.get(fdid)
+        if fdid not in ledger.borrowed or ledger.borrowed[fdid] != label:
+            ledger.borrowed[fdid] = label
+            self._host.remember(ledger)
+
+    def _worth_waiting(self, share: Share, fabric: Fabric) -> bool:
+        """Whether the claim lacks something that may still come: not when every device that matches is hopeless."""
+        if share.misfits or share.filled:
+            return False
+        others = [fdid for fdid in matching(share.claim, fabric) if not fabric.here(fdid)]
+        return not others or any(fdid not in self._hopeless for fdid in others)
+
+    def _give_back_partial(self, shares: Sequence[Share], fabric: Fabric, ledger: Ledger) -> Report:
+        """Return what this run took for claims that fall short; the report holds their errors."""
+        report = Report({})
+        keep = {fdid for share in shares if share.filled and not share.misfits for fdid in share.kept}
+        for fdid in sorted(self._taken - keep):
+            try:
+                self._host.tool.give_back(fdid)
+            except SharingError as error:
+                report.errors.append((fdid, error))
+                continue
+            self._taken.discard(fdid)
+            fabric.vdevs[fdid] = None
+            ledger.forget_device(fdid)
+            self._host.remember(ledger)
+        for share in shares:
+            if share.misfits:
+                report.errors.append((share.claim.written, misfit(share)))
+            elif not share.filled:
+                short = shortfall(share.claim, len(share.kept), fabric, self._tried)
+                report.errors.append((share.claim.written, short))
+            share.kept = [fdid for fdid in share.kept if fabric.here(fdid)]
+        report.changed = bool(self._taken)
+        return report
+
+    def _wait(self, shares: Sequence[Share], fabric: Fabric, report: Report) -> None:
+        """Wait until every device of a filled claim is as far as ``wait_for`` asks."""
+        open_: Dict[str, Share] = {fdid: share for share in shares if share.filled for fdid in share.kept}
+        for _last in self._host.deadline.pauses():
+            open_ = {fdid: share for fdid, share in open_.items() if not self._is_up(fdid, str(fabric.vdevs[fdid]))}
+            if not open_:
+                return
+        for fdid, share in open_.items():
+            vdev = str(fabric.vdevs[fdid])
+            seen = self._host.sysfs.driver(vdev)
+            report.errors.append((share.claim.written, _not_up(fdid, vdev, seen, self._options, self._host)))
+
+    def _is_up(self, fdid: str, vdev: str) -> bool:
+        sysfs, wait_for = self._host.sysfs, self._options.wait_for
+        if wait_for in ("none", "vdev"):
+            return True
+        if sysfs.inode(vdev) is None:
+            # Only the tool knows the device: its word on the driver is all there is.
+            return wait_for == "driver" and (fdid not in self._taken or self._drivers.get(fdid) is not None)
+        if sysfs.driver(vdev) is None:
+            return False
+        return wait_for == "driver" or any(os.path.exists(path) for path in device_nodes(self._host, vdev))
+
+    def _predict(self, shares: Sequence[Share], fabric: Fabric) -> Report:
+        """What the first pass would do. What only waiting can bring is ``pending``; without waiting it is an error."""
+        report, rows = Report({}), []
+        for share in shares:
+            borrow = share.predicted
+            if share.misfits:
+                borrow = []
+                report.errors.append((share.claim.written, misfit(share)))
+            elif share.lacking and self._host.deadline.seconds <= 0:
+                borrow = []
+                report.errors.append((share.claim.written, shortfall(share.claim, len(share.kept), fabric, {})))
+            elif share.lacking:
+                report.results["pending"] = True
+            rows += self._rows(share, fabric, borrow)
+            if not report.errors or report.errors[-1][0] != share.claim.written:
+                rows += [pending_row(share.claim) for _one in range(share.lacking)]
+        report.results["devices"] = rows
+        report.changed = any(row["action"] != "none" for row in rows)
+        _add_diff(report, rows)
+        return report
+
+    def _report(self, shares: Sequence[Share], fabric: Fabric, report: Report) -> Report:
+        rows = [row for share in shares for row in self._rows(share, fabric, [])]
+        report.results["devices"] = rows
+        _add_diff(report, rows)
+        return report
+
+    def _rows(self, share: Share, fabric: Fabric, predicted: Sequence[str]) -> List[Dict[str, object]]:
+        """A claim's devices in their stable order; ``predicted`` ones are not borrowed yet."""
+        rows = []
+        for fdid in _in_order(share, fabric, predicted):
+            vdev = None if fdid in predicted else fabric.vdevs.get(fdid)
+            action = "borrow" if fdid in self._taken or fdid in predicted else "none"
+            label = share.claim.label or fabric.label_of(fdid)
+            device = self._shown(fdid, fabric)
+            rows.append(row(self._host, fdid, label, device, vdev, action))
+            if vdev and rows[-1]["driver"] is None:
+                rows[-1]["driver"] = self._drivers.get(fdid)
+        return rows
+
+    def _shown(self, fdid: str, fabric: Fabric) -> Optional[FabricDevice]:
+        """What ``show`` says now: borrowing has changed it."""
+        if fdid in self._taken and self._pool is not None:
+            self._pool.forget(fdid)
+            self._pool.show(fdid)
+        return fabric.shown.get(fdid)
+
+
+def _in_order(share: Share, fabric: Fabric, predicted: Sequence[str]) -> List[str]:
+    fdids = [*share.kept, *predicted]
+    order = {fdid: place for place, fdid in enumerate(matching(share.claim, fabric))}
+    return sorted(fdids, key=lambda fdid: order.get(fdid, -1))
+
+
+def _add_diff(report: Report, rows: Sequence[Mapping[str, object]]) -> None:
+    for one in rows:
+        name = "{} ({})".format(one["fdid"], one["label"]) if one["label"] else str(one["fdid"])
+        after = {"borrow": "borrowed", "return": "not borrowed", "pending": "borrowed"}.get(str(one["action"]))
+        here = "borrowed" if one["vdev"] and one["action"] != "borrow" else "not borrowed"
+        report.before.append("{}: {}".format(name, here if one["action"] != "return" else "borrowed"))
+        report.after.append(f"{name}: {after or here}")
+
+
+def pending_row(claim: Claim) -> Dict[str, object]:
+    """The answer for a device that nobody can name yet."""
+    known = {"fdid": claim.fdid, "label": claim.label, "action": "pending"}
+    return {**dict.fromkeys(_ROW), **known}
+
+
+_ROW = (
+    "fdid",
+    "label",
+    "node_id",
+    "bdf",
+    "uuid",
+    "serial",
+    "vdev",
+    "driver",
+    "device_nodes",
+    "by_id",
+    "users",
+    "action",
+)
+
+
+def row(
+    host: Host, fdid: str, label: Optional[str], device: Optional[FabricDevice], vdev: Optional[str], action: str
+) -> Dict[str, object]:
+    """A device's entry of the answer; what cannot be told (or not yet) is None."""
+    nodes = device_nodes(host, vdev) if vdev else None
+    return {
+        "fdid": fdid,
+        "label": label,
+        "node_id": device.node_id if device else None,
+        "bdf": device.bdf if device else None,
+        "uuid": device.uuid if device else None,
+        "serial": device.serial if device else None,
+        "vdev": vdev,
+        "driver": host.sysfs.driver(vdev) if vdev else None,
+        "device_nodes": nodes,
+        "by_id": _by_id(host, nodes) if nodes is not None else None,
+        "users": device.users if device else None,
+        "action": action,
+    }
+
+
+def device_nodes(host: Host, vdev: str) -> List[str]:
+    """Paths of the device nodes of a virtual device."""
+    return [os.path.join(host.dev, name) for name in host.sysfs.device_nodes(vdev)]
+
+
+def _by_id(host: Host, nodes: Sequence[str]) -> List[str]:
+    folder = os.path.join(host.dev, "disk", "by-id")
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return []
+    real = {os.path.realpath(node) for node in nodes}
+    return [path for path in (os.path.join(folder, name) for name in names) if os.path.realpath(path) in real]
+
+
+def _not_up(fdid: str, vdev: str, driver: Optional[str], options: Options, host: Host) -> SharingError:
+    seen = f"driver {driver}, no device node" if driver else "no driver"
+    awaited, seconds = options.wait_for.replace("_", " "), host.deadline.seconds
+    return SharingError(
+        f"{fdid} is borrowed as {vdev}, but its {awaited} did not appear within {seconds:g} seconds "
+        f"(last seen: {seen}); load the driver, or choose another wait_for"
+    )
+
+
+class Returning:
+    """One run that returns what claims are about and this node has borrowed."""
+
+    def __init__(self, host: Host, claims: Sequence[Claim], force: bool) -> None:
+        self._host = host
+        self._claims = claims
+        self._force = force
+
+    def run(self, check: bool) -> Report:
+        """Observe, plan and, unless ``check``, return and read back."""
+        with self._host.ledger(check) as ledger:
+            pool = Pool(self._host.tool)
+            fabric = self._observe(pool, ledger)
+            errors = [error for claim in self._claims for error in self._unreadable(claim, fabric)]
+            targets = dict.fromkeys(fdid for claim in self._claims for fdid in matching(claim, fabric))
+            plan = self._plan([fdid for fdid in targets if fdid in pool.entries or fabric.here(fdid)], fabric)
+            rows = [
+                row(self._host, fdid, fabric.label_of(fdid), fabric.shown.get(fdid), fabric.vdevs.get(fdid), "none")
+                for fdid in targets
+            ]
+            if check:
+                return self._report(rows, plan.predict(), errors)
+            outcomes = plan.apply(lambda action: self._perform(action, ledger))
+            self._read_back(outcomes)
+            return self._report(rows, outcomes, errors)
+
+    def _observe(self, pool: Pool, ledger: Ledger) -> Fabric:
+        """Who is borrowed here is asked first, then who that is: a pool is mostly somebody else's."""
+        by_select = any(claim.select for claim in self._claims)
+        ask = [claim.fdid for claim in self._claims if claim.fdid] + list(ledger.borrowed)
+        ask += list(pool.entries) if by_select else []
+        vdevs = {fdid: self._host.tool.get_vdev(fdid) for fdid in dict.fromkeys(ask)}
+        for fdid, vdev in vdevs.items():
+            if vdev:
+                pool.show(fdid)
+        return Fabric(pool.entries, pool.shown, pool.failed, vdevs, ledger.borrowed)
+
+    @staticmethod
+    def _unreadable(claim: Claim, fabric: Fabric) -> List[Tuple[str, SharingError]]:
+        """Devices that are borrowed here and could not be looked at: nobody can say whether they are meant."""
+        if claim.select is None:
+            return []
+        unread = sorted(fdid for fdid in fabric.failed if fabric.here(fdid))
+        text = "%s: %s is borrowed here, but whether it is meant cannot be told (%s); return it by fdid or label"
+        return [
+            (claim.written, SharingError(text % (claim.written, fdid, fabric.failed[fdid].message))) for fdid in unread
+        ]
+
+    def _plan(self, fdids: Sequence[str], fabric: Fabric) -> Plan:
+        here = {fdid: str(fabric.vdevs[fdid]) for fdid in fdids if fabric.here(fdid)}
+        used = usage.observe(here.values(), self._host.sysfs, self._host.proc)
+        return Plan(
+            tuple(plan_return(fdid, here.get(fdid), used.get(here.get(fdid, "")), self._force) for fdid in fdids)
+        )
+
+    def _perform(self, action: Action, ledger: Ledger) -> None:
+        fdid = str(action.args[0])
+        self._host.tool.give_back(fdid)
+        ledger.forget_device(fdid)
+        self._host.remember(ledger)
+
+    def _read_back(self, outcomes: Sequence[Outcome]) -> None:
+        left = {outcome.item.name: outcome for outcome in outcomes if outcome.done}
+        for _last in self._host.deadline.pauses():
+            left = {fdid: outcome for fdid, outcome in left.items() if self._host.tool.get_vdev(fdid)}
+            if not left:
+                return
+        for fdid, outcome in left.items():
+            outcome.error = SharingError(
+                f"{fdid}: 'smartio_tool return' succeeded, but 'smartio_tool get-vdev' still prints its virtual device "
+                f"after {self._host.deadline.seconds:g} seconds; see the kernel log for the reason"
+            )
+
+    def _report(
+        self, rows: List[Dict[str, object]], outcomes: Sequence[Outcome], errors: Sequence[Tuple[str, SharingError]]
+    ) -> Report:
+        report = Report({"devices": rows}, errors=list(errors))
+        by_fdid = {outcome.item.name: outcome for outcome in outcomes}
+        for one in rows:
+            outcome = by_fdid.get(str(one["fdid"]))
+            if outcome is None:
+                continue
+            one["action"] = outcome.action
+            if outcome.done:
+                one.update({"vdev": None, "driver": None, "device_nodes": None, "by_id": None, "users": None})
+            if outcome.error:
+                report.errors.append((outcome.item.name, outcome.error))
+            report.changed = report.changed or bool(outcome.done)
+        _add_diff(report, rows)
+        return report
+
+
+def plan_return(fdid: str, vdev: Optional[str], used: Optional[usage.Usage], force: bool) -> Item:
+    """What is to be done to return a device; pure. ``vdev`` is None where it is not borrowed here."""
+    if vdev is None:
+        return Item(fdid, "not borrowed", "not borrowed")
+    never, reasons = (used.never, used.reasons) if used else ((), ())
+    if never or (reasons and not force):
+        advice = "refused even with force" if never else "free it first, or give force: true"
+        named = [*never, *reasons]
+        error = SharingError("{} ({}) is in use: {}; {}".format(fdid, vdev, "; ".join(named), advice), in_use=named)
+        return Item(fdid, "borrowed", "borrowed", error=error)
+    action = Action("return", (fdid,), f"return {fdid} ({vdev})")
+    return Item(fdid, "borrowed", "not borrowed", (action,))
+
+
+def resource(params: Mapping[str, Any]) -> NodeResource:
+    """The resource of smartio_borrow for a module's parameters."""
+    claims = [claim_from(element) for element in elements_of(params)]
+    returning = params["state"] == "returned"
+    if not returning and any(claim.fdid is None and claim.select is None for claim in claims):
+        raise SharingError("a label alone says only what to return: give fdid or select to borrow")
+    options = Options(wait_for=params["wait_for"], force=params["force"])
+
+    def run(host: Host, check: bool) -> Report:
+        return (
+            Returning(host, claims, options.force).run(check)
+            if returning
+            else Borrowing(host, claims, options).run(check)
+        )
+
+    def pending(_places: Places) -> Report:
+        rows = [pending_row(claim) for claim in claims for _one in range(1 if returning else claim.count or 1)]
+        return Report({"devices": rows, "pending": True}, changed=bool(rows))
+
+    return NodeResource("devices", run, pending)

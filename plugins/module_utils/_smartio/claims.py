@@ -1,0 +1,298 @@
+# Copyright (c) 2026, the iofabric.sharing contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a borrower claims, which pool devices can fill it, and which of those are borrowed here; pure.
+
+Borrowed here means that ``get-vdev`` exits 0 and prints a BDF; ``Local users`` is only a hint for whom to ask first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Pattern, Sequence, Tuple
+
+from .._pci.address import SlotPattern, check_written, parse_slot
+from .._plan import SharingError
+from .model import AVAILABLE, UNAVAILABLE, FabricDevice, PoolEntry, normalise_fdid
+from .wishes import hex_id, pattern, written
+
+SELECT_ARGUMENTS: Dict[str, Dict[str, str]] = {
+    "node_id": {"type": "int"},
+    "bdf": {"type": "raw"},
+    "uuid": {"type": "str"},
+    "serial": {"type": "str"},
+    "vendor_id": {"type": "str"},
+    "device_id": {"type": "str"},
+    "name_regex": {"type": "str"},
+}
+"""The suboptions of ``select``, for argument specifications."""
+
+
+@dataclass(frozen=True)
+class FabricSelect:
+    """What a pool device must be like; None is anything."""
+
+    node_id: Optional[int] = None
+    bdf: Optional[SlotPattern] = None
+    uuid: Optional[str] = None
+    serial: Optional[str] = None
+    vendor_id: Optional[str] = None
+    device_id: Optional[str] = None
+    name: Optional[Pattern[str]] = None
+
+    def matches(self, device: FabricDevice, listed_name: str) -> bool:
+        """Whether ``show`` (and the name in ``list``) says all that is asked for; what is not told does not match."""
+        return (
+            (self.node_id is None or self.node_id == device.node_id)
+            and (self.bdf is None or (device.bdf is not None and self.bdf.matches(device.bdf)))
+            and (self.uuid is None or self.uuid.lower() == (device.uuid or "").lower())
+            and (self.serial is None or self.serial == device.serial)
+            and (self.vendor_id is None or self.vendor_id == device.vendor_id)
+            and (self.device_id is None or self.device_id == device.device_id)
+            and (self.name is None or any(self.name.search(name) for name in (device.name, listed_name) if name))
+        )
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One element of what is wanted: devices by fdid, by selection, or (to return) by label alone.
+
+    ``count`` None stands for all that match.
+    """
+
+    written: str
+    fdid: Optional[str] = None
+    select: Optional[FabricSelect] = None
+    label: Optional[str] = None
+    count: Optional[int] = 1
+    dma_window: Optional[str] = None
+
+
+def claim_from(element: Mapping[str, Any]) -> Claim:
+    """A claim from a module call's element."""
+    select, fdid, window = element.get("select"), element.get("fdid"), element.get("dma_window")
+    count = 1 if element.get("count") is None else element["count"]
+    if count < 1:
+        raise SharingError(
+            f"count: {count} is not a number of devices from 1 on; use state: returned to return devices"
+        )
+    if select is not None and not any(value is not None for value in select.values()):
+        raise SharingError("select is empty: say what the device must be like (node_id, vendor_id, ...)")
+    if fdid is not None and (count != 1 or element.get("all")):
+        raise SharingError("fdid names one device: count and all go with select")
+    return Claim(
+        written=written(element, ("fdid", "select", "label")),
+        fdid=None if fdid is None else normalise_fdid(fdid),
+        select=None if select is None else fabric_select(select),
+        label=element.get("label") or None,
+        count=None if element.get("all") else count,
+        dma_window=None if window is None else str(window),
+    )
+
+
+def fabric_select(select: Mapping[str, Any]) -> FabricSelect:
+    """A selection from a module's option."""
+    bdf = select["bdf"]
+    return FabricSelect(
+        node_id=select["node_id"],
+        bdf=None if bdf is None else parse_slot(check_written(bdf, "select.bdf")),
+        uuid=select["uuid"],
+        serial=select["serial"],
+        vendor_id=hex_id(select["vendor_id"], "vendor_id"),
+        device_id=hex_id(select["device_id"], "device_id"),
+        name=pattern(select["name_regex"], "name_regex"),
+    )
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """What a borrower knows of the pool.
+
+    ``vdevs`` holds who was asked: fdid -> virtual BDF, or None for not here. ``remembered`` is the ledger's
+    fdid -> label of what was borrowed; for a device that is not here any more it does not count.
+    """
+
+    entries: Mapping[str, PoolEntry]
+    shown: Mapping[str, FabricDevice]
+    failed: Mapping[str, SharingError]
+    vdevs: Dict[str, Optional[str]]
+    remembered: Mapping[str, Optional[str]] = field(default_factory=dict)
+
+    def here(self, fdid: str) -> bool:
+        """Whether the device is known to be borrowed here."""
+        return bool(self.vdevs.get(fdid))
+
+    def label_of(self, fdid: str) -> Optional[str]:
+        """The label that a device is borrowed under, if any."""
+        return self.remembered.get(fdid) if self.here(fdid) else None
+
+    def labelled(self, label: Optional[str]) -> List[str]:
+        """The devices that are borrowed here under a label, in a stable order."""
+        return [] if label is None else sorted(fdid for fdid in self.remembered if self.label_of(fdid) == label)
+
+    def word(self, fdid: str) -> str:
+        """The state word of ``list``, in lower case; empty where the device is not in the pool."""
+        return self.entries[fdid].word.lower() if fdid in self.entries else ""
+
+
+@dataclass
+class Share:
+    """What a claim gets: devices that are borrowed already, candidates in the order they are tried, and how many
+    are missing (None: every candidate).
+    """
+
+    claim: Claim
+    kept: List[str] = field(default_factory=list)
+    candidates: List[str] = field(default_factory=list)
+    missing: Optional[int] = 0
+    unknown: List[str] = field(default_factory=list)
+    """Matching devices of which nobody has asked yet whether they are borrowed here, the likely ones first."""
+    misfits: List[str] = field(default_factory=list)
+    """Devices that are borrowed under the claim's label and are not what it selects any more."""
+
+    @property
+    def predicted(self) -> List[str]:
+        """The candidates that are borrowed if nobody else takes one."""
+        return self.candidates if self.missing is None else self.candidates[: self.missing]
+
+    @property
+    def lacking(self) -> int:
+        """How many devices the claim lacks even if every candidate can be borrowed."""
+        if self.missing is None:
+            return 0 if self.kept or self.candidates else 1
+        return max(0, self.missing - len(self.candidates))
+
+    @property
+    def filled(self) -> bool:
+        """Whether the claim has all that it asks for (checked after borrowing)."""
+        if self.missing is None:
+            return bool(self.kept) and set(self.candidates) <= set(self.kept)
+        return self.missing <= 0
+
+
+def matching(claim: Claim, fabric: Fabric) -> List[str]:
+    """The pool's devices that a claim is about, in a stable order: by owning node, address, id."""
+    if claim.fdid is not None:
+        return [claim.fdid]
+    if claim.select is None:
+        return fabric.labelled(claim.label)
+    found = [
+        fdid
+        for fdid, device in fabric.shown.items()
+        if fdid in fabric.entries and claim.select.matches(device, fabric.entries[fdid].name)
+    ]
+    return sorted(found, key=lambda fdid: _order(fabric.shown[fdid]))
+
+
+def _order(device: FabricDevice) -> Tuple[int, str, int]:
+    return device.node_id or 0, device.bdf or "", int(device.fdid, 16)
+
+
+def share_out(claims: Sequence[Claim], fabric: Fabric, force: bool) -> List[Share]:
+    """What each claim keeps and may borrow; every device goes to one claim at most.
+
+    Claims that name their devices come first, by fdid and by label, so that a looser selection does not take theirs.
+    """
+    shares = [Share(claim) for claim in claims]
+    taken: Dict[str, Share] = {}
+    for share in shares:
+        _keep_own(share, fabric, taken)
+    reserved = frozenset(claim.fdid for claim in claims if claim.fdid)
+    for share in shares:
+        _keep_others(share, fabric, taken, reserved)
+    for share in shares:
+        _choose(share, fabric, taken, reserved, force)
+    return shares
+
+
+def _keep_own(share: Share, fabric: Fabric, taken: Dict[str, Share]) -> None:
+    """Devices that are this claim's beyond doubt: named by fdid, or borrowed under its label.
+
+    One of its label whose lender cannot be asked now is kept all the same: it was chosen by this claim.
+    """
+    claim = share.claim
+    fdids = matching(claim, fabric)
+    for fdid in [fdid for fdid in fdids if fdid == claim.fdid] + fabric.labelled(claim.label):
+        if fdid not in fdids and fdid in fabric.shown:
+            share.misfits.append(fdid)
+        elif fdid not in taken and _room(share):
+            _take(share, fdid, fabric, taken)
+
+
+def _keep_others(share: Share, fabric: Fabric, taken: Dict[str, Share], reserved: FrozenSet[str]) -> None:
+    for fdid in _hinted_first(matching(share.claim, fabric), fabric):
+        free = fdid not in taken and fdid not in reserved and fabric.label_of(fdid) is None
+        if free and _room(share):
+            _take(share, fdid, fabric, taken)
+
+
+def _hinted_first(fdids: Sequence[str], fabric: Fabric) -> List[str]:
+    """Whoever has users is likely borrowed by somebody here; only an order of asking."""
+    return sorted(
+        fdids, key=lambda fdid: (not fabric.here(fdid), not (fdid in fabric.shown and fabric.shown[fdid].users))
+    )
+
+
+def _take(share: Share, fdid: str, fabric: Fabric, taken: Dict[str, Share]) -> None:
+    if fdid not in fabric.vdevs:
+        share.unknown.append(fdid)
+    elif fabric.here(fdid):
+        share.kept.append(fdid)
+        taken[fdid] = share
+
+
+def _room(share: Share) -> bool:
+    return share.claim.count is None or len(share.kept) < share.claim.count
+
+
+def _choose(share: Share, fabric: Fabric, taken: Dict[str, Share], reserved: FrozenSet[str], force: bool) -> None:
+    claim = share.claim
+    share.missing = None if claim.count is None else claim.count - len(share.kept)
+    for fdid in matching(claim, fabric):
+        mine = fdid == claim.fdid or fdid not in reserved
+        labelled = fabric.label_of(fdid) not in (None, claim.label)
+        if fdid in taken or not mine or labelled or fabric.here(fdid):
+            continue
+        if can_be_tried(fdid, fabric, force):
+            share.candidates.append(fdid)
+            if share.missing is not None and len(share.candidates) <= share.missing:
+                taken[fdid] = share
+
+
+def can_be_tried(fdid: str, fabric: Fabric, force: bool) -> bool:
+    """Whether a borrow may be tried: available, or (by force) shown with a word that nobody here knows."""
+    word = fabric.word(fdid)
+    return word == AVAILABLE or (force and fdid in fabric.entries and word != UNAVAILABLE)
+
+
+def why_not(fdid: str, fabric: Fabric) -> str:
+    """Why a device cannot be borrowed now, in a few words."""
+    if fdid not in fabric.entries:
+        return f"{fdid} is not in the pool"
+    word = fabric.entries[fdid].word
+    if word.lower() in (AVAILABLE, UNAVAILABLE):
+        return f"{fdid} is {word.lower()}"
+    return f"{fdid} is shown as [{word}], a word that nobody here knows"
+
+
+def shortfall(claim: Claim, have: int, fabric: Fabric, tried: Mapping[str, str]) -> SharingError:
+    """The error for a claim that could not be filled: how many it got, and why every other device was no use."""
+    wanted = "all" if claim.count is None else str(claim.count)
+    reasons = [tried.get(fdid) or why_not(fdid, fabric) for fdid in matching(claim, fabric) if not fabric.here(fdid)]
+    reasons += [
+        f"{fdid} could not be looked at: {error.message}" for fdid, error in fabric.failed.items() if claim.select
+    ]
+    if not reasons:
+        reasons = ["no other device in the pool matches"]
+    more = f"; and {len(reasons) - 8} more (see reasons)" if len(reasons) > 8 else ""
+    named = "; ".join(reasons[:8]) + more
+    return SharingError(f"{claim.written}: {have} of {wanted} devices could be borrowed; {named}", reasons=reasons)
+
+
+def misfit(share: Share) -> SharingError:
+    """The error for a label that holds a device which is not what its claim selects."""
+    label, fdids = share.claim.label, ", ".join(share.misfits)
+    return SharingError(
+        f"{share.claim.written}: label {label} holds {fdids}, which is not what is selected now; "
+        f"return it first (label: {label}, state: returned)"
+    )

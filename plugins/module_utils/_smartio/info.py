@@ -1,0 +1,91 @@
+# Copyright (c) 2026, the iofabric.sharing contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The pool as information: what ``list`` and ``show`` say, and what this node remembers. Changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from .._plan import Report, SharingError
+from .claims import FabricSelect, fabric_select
+from .host import Host, NodeResource, Places
+from .ledger import Ledger
+from .model import FabricDevice, normalise_fdid
+from .pool import Pool
+
+_DETAILS = tuple(FabricDevice.__dataclass_fields__)
+
+
+def gather(
+    host: Host,
+    fdids: Optional[Sequence[str]],
+    select: Optional[FabricSelect],
+    details: bool,
+    lspci: bool,
+    borrowed: bool,
+) -> Report:
+    """The pool's devices as one node sees them: all, the named ones, or those that a selection matches."""
+    pool, ledger = Pool(host.tool), host.store.load()
+    report = Report({"node_id": None, "node_ids": {}, "devices": []})
+    node_ids = host.tool.node_ids()
+    report.results["node_ids"] = {str(adapter): node_id for adapter, node_id in sorted(node_ids.items())}
+    report.results["node_id"] = node_ids[min(node_ids)] if node_ids else None
+    report.results["connections"] = [
+        {"node_id": node_id, "adapter": adapter} for node_id, adapter in ledger.connections
+    ]
+    report.results["missing"] = [fdid for fdid in fdids or () if fdid not in pool.entries]
+    devices = []
+    for fdid in pool.entries if fdids is None else [fdid for fdid in fdids if fdid in pool.entries]:
+        if _is_meant(pool, fdid, select):
+            devices.append(_device(host, pool, ledger, fdid, details, lspci, borrowed))
+    report.results["devices"] = devices
+    report.warnings += [f"'smartio_tool list' printed what cannot be read: {line}" for line in pool.unread[:5]]
+    return report
+
+
+def _is_meant(pool: Pool, fdid: str, select: Optional[FabricSelect]) -> bool:
+    if select is None:
+        return True
+    device = pool.show(fdid)
+    return device is not None and select.matches(device, pool.entries[fdid].name)
+
+
+def _device(
+    host: Host, pool: Pool, ledger: Ledger, fdid: str, details: bool, lspci: bool, borrowed: bool
+) -> Dict[str, object]:
+    entry = pool.entries[fdid]
+    shown = pool.show(fdid) if details else None
+    facts: Dict[str, object] = dict.fromkeys(_DETAILS) if shown is None else dict(asdict(shown))
+    facts.pop("available", None)
+    facts.update({"fdid": fdid, "name": entry.name, "state": entry.word, "label": ledger.borrowed.get(fdid)})
+    errors: List[str] = [pool.failed[fdid].message] if fdid in pool.failed else []
+    facts["lspci"] = _lspci(host, fdid, errors) if lspci else None
+    facts["vdev"] = host.tool.get_vdev(fdid) if borrowed else None
+    facts["error"] = "; ".join(errors) or None
+    return facts
+
+
+def _lspci(host: Host, fdid: str, errors: List[str]) -> Optional[str]:
+    try:
+        return host.tool.lspci(fdid)
+    except SharingError as error:
+        errors.append(error.message)
+        return None
+
+
+def resource(params: Mapping[str, Any]) -> NodeResource:
+    """The resource of smartio_info for a module's parameters."""
+    fdids = None if params["fdids"] is None else [normalise_fdid(fdid) for fdid in params["fdids"]]
+    select = None if params["select"] is None else fabric_select(params["select"])
+
+    def run(host: Host, _check: bool) -> Report:
+        return gather(host, fdids, select, params["details"], params["lspci"], params["borrowed"])
+
+    def pending(_places: Places) -> Report:
+        return Report(
+            {"node_id": None, "node_ids": {}, "connections": [], "missing": [], "devices": [], "pending": True}
+        )
+
+    return NodeResource("devices", run, pending)

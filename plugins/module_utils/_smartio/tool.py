@@ -1,0 +1,179 @@
+# Copyright (c) 2026, the iofabric.sharing contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``smartio_tool``, ``dis_config``: one method a command, text in and dataclasses out.
+
+Facts: smartio_tool's manual page. Nothing here decides anything: a non-zero exit status is a typed error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Callable, Dict, List, Optional, Tuple
+
+from . import output
+from .command import Finished, run
+from .errors import ToolError, ToolMissing, ToolUnusable, exited, spell
+from .model import Borrowed, FabricDevice, PoolList
+
+# Each command's own limit in seconds, whatever the deadline of the whole run.
+COMMAND_LIMIT = 30.0
+# The vendor's installer does not put the tools on PATH.
+_VENDOR_FOLDER = "/opt/DIS/sbin"
+_QUESTION = re.compile(r"\[?\(?\b[yY](?:es)?\s*/\s*[nN](?:o)?\b\]?\)?[ :?]*\Z|\?\s*\Z")
+
+
+def find_tool(path: str) -> str:
+    """The program to run for ``path``: as given when it has a folder, else on PATH, else where the vendor installs.
+
+    Raises ToolMissing that says where it was looked for, or ToolUnusable that says what is wrong with the file.
+    """
+    if "/" in path:
+        return _executable(path)
+    folders = [*os.environ.get("PATH", os.defpath).split(os.pathsep), _VENDOR_FOLDER]
+    for folder in folders:
+        candidate = os.path.join(folder or ".", path)
+        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
+            return candidate
+    raise ToolMissing(
+        f"{path} is not on PATH nor in {_VENDOR_FOLDER}: install the SmartIO software, or give its path with 'tool'",
+        searched=folders,
+    )
+
+
+def _executable(path: str) -> str:
+    if not os.path.exists(path):
+        raise ToolMissing(f"{path} does not exist: install the SmartIO software, or correct 'tool'")
+    if not os.path.isfile(path) or not os.access(path, os.X_OK):
+        raise ToolUnusable(f"{path} is not an executable file: correct 'tool', or its mode (chmod +x)")
+    return path
+
+
+class SmartioTool:
+    """The commands of one node.
+
+    ``path`` is the program (see find_tool); ``kernel_log`` returns the kernel log's last lines about a subject and is
+    asked only when a command failed; ``runs`` counts the processes that were started.
+    """
+
+    def __init__(self, path: str, kernel_log: Callable[[List[str]], List[str]], limit: float = COMMAND_LIMIT) -> None:
+        self.path = path
+        self._kernel_log = kernel_log
+        self._limit = limit
+
+    def connect(self, node_id: int, adapter: int) -> None:
+        """Let a node see and borrow this node's devices; EIO when it cannot be reached."""
+        self._change("connect", str(node_id), str(adapter))
+
+    def add(self, bdf: str) -> None:
+        """Put a local device in the pool, unavailable; the device itself is not touched."""
+        self._change("add", bdf)
+
+    def remove(self, bdf: str) -> None:
+        """Take a local device out of the pool."""
+        self._change("remove", bdf)
+
+    def available(self, bdf: str, bound: bool) -> None:
+        """Unbind the local driver and open the device for borrowing.
+
+        ``bound`` says that a driver is known to be bound, and that nothing uses the device: then the tool would ask,
+        so it is told not to. A driver that was bound meanwhile makes the tool ask, and the command fail.
+        """
+        self._change("available", *(["--force", bdf] if bound else [bdf]))
+
+    def unavailable(self, bdf: str) -> None:
+        """Close an available device for borrowing and bind its local driver again."""
+        self._change("unavailable", bdf)
+
+    def list(self) -> PoolList:
+        """All devices that this node sees in the pool."""
+        return output.parse_list(self._read("list"))
+
+    def show(self, fdid: str) -> FabricDevice:
+        """What is known of one device."""
+        return output.parse_show(fdid, self._read("show", fdid))
+
+    def lspci(self, fdid: str) -> str:
+        """lspci's text for a fabric device."""
+        return self._read("lspci", fdid).strip()
+
+    def scan(self, node_id: int, adapter: int) -> None:
+        """Enumerate the transparent devices behind an adapter under ``node_id``."""
+        self._change("scan", str(node_id), str(adapter))
+
+    def borrow(self, fdid: str, dma_window: Optional[str]) -> Borrowed:
+        """Inject a fabric device as a local one. The window's unit is the tool's own (not documented)."""
+        return output.parse_borrow(self._change("borrow", fdid, *([dma_window] if dma_window else [])))
+
+    def give_back(self, fdid: str) -> None:
+        """Undo a borrow (the command ``return``)."""
+        self._change("return", fdid)
+
+    def enable_p2p(self, source: str, destination: str, bar: Optional[int]) -> None:
+        """Let ``source`` reach a BAR of ``destination`` directly."""
+        self._change("enable-p2p", source, destination, *([] if bar is None else [str(bar)]))
+
+    def disable_p2p(self, source: str, destination: str, bar: Optional[int]) -> None:
+        """Undo enable_p2p."""
+        self._change("disable-p2p", source, destination, *([] if bar is None else [str(bar)]))
+
+    def get_vdev(self, fdid: str) -> Optional[str]:
+        """The local (virtual) BDF of a device that is borrowed here; None where it is not.
+
+        What the command answers for a device that is not borrowed is not documented: anything but 0 with a BDF means
+        "not here".
+        """
+        finished = self._run("get-vdev", fdid)
+        return output.find_bdf(finished.stdout) if finished.status == 0 else None
+
+    def config(self, name: str, value: str) -> None:
+        """Set a parameter of the kernel module."""
+        self._change("config", name, value)
+
+    def node_ids(self) -> Dict[int, int]:
+        """This node's id by adapter, from ``dis_config -gn`` beside the tool; empty where that cannot tell."""
+        beside = os.path.join(os.path.dirname(self.path), "dis_config")
+        if not os.access(beside, os.X_OK):
+            return {}
+        try:
+            finished = run([beside, "-gn"], self._limit)
+        except (ToolUnusable, ToolError):
+            return {}
+        return output.parse_node_ids(finished.stdout) if finished.status == 0 else {}
+
+    def _run(self, *args: str) -> Finished:
+        return run([self.path, *args], self._limit)
+
+    def _read(self, *args: str) -> str:
+        """A command that changes nothing; its standard output."""
+        finished = self._run(*args)
+        if finished.status != 0:
+            raise self._failure(finished, args)
+        return finished.stdout
+
+    def _change(self, *args: str) -> str:
+        """A command that changes something. "It is so already" (EEXIST and its like) is success."""
+        finished = self._run(*args)
+        if finished.status == 0:
+            return finished.stdout
+        error = self._failure(finished, args)
+        if isinstance(error, ToolError) and error.says_done:
+            return finished.stdout
+        raise error
+
+    def _failure(self, finished: Finished, args: Tuple[str, ...]) -> ToolError:
+        command = [self.path, *args]
+        if finished.status < 0:
+            return ToolError(
+                f"'{spell(command)}' was ended by signal {-finished.status}; run it by hand to see why",
+                command,
+                finished.status,
+                finished.output,
+            )
+        asked = (
+            ""
+            if not _QUESTION.search(finished.output.strip())
+            else " (it asked a question, which nobody can answer here)"
+        )
+        return exited(command, finished.status, finished.output, self._kernel_log(list(args)), asked)

@@ -1,0 +1,444 @@
+# Copyright (c) 2026, the iofabric.sharing contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import pytest
+from ansible_collections.iofabric.sharing.plugins.module_utils._pci import proc as proc_module
+from ansible_collections.iofabric.sharing.plugins.module_utils._pci import sysfs as sysfs_module
+from ansible_collections.iofabric.sharing.plugins.module_utils._pci.proc import (
+    Mount,
+    Route,
+    local_addresses,
+    read_storage,
+    ssh_connection,
+)
+from ansible_collections.iofabric.sharing.plugins.module_utils._pci.sysfs import Sysfs
+from ansible_collections.iofabric.sharing.plugins.module_utils._pci.usage import Usage, observe
+from hypothesis import given
+from hypothesis import strategies as st
+
+BDF = "0000:81:00.0"
+NIC = "0000:82:00.0"
+NAMESPACE = "devices/pci0000:80/0000:81:00.0/nvme/nvme0/nvme0n1"
+
+
+def look(fake: Any, proc: Any, bdf: str = BDF, connection: str = "", **addresses: str) -> Usage:
+    return observe([bdf], fake.sysfs, proc.path, connection, lambda: {ip: name for name, ip in addresses.items()})[bdf]
+
+
+def nic(fake: Any, *names: str, flags: str = "0x1002") -> None:
+    folder = fake.device(NIC, driver="mlx5_core", **{"class": "0x020000"})
+    for name in names:
+        fake.interface(f"{folder}/net/{name}", flags)
+
+
+def test_a_drive_with_data_alone_is_not_in_use(fake: Any, proc: Any) -> None:
+    fake.nvme()
+    proc.mount("8:1", "/")
+    assert look(fake, proc) == Usage()
+
+
+def test_mounts_match_by_number(fake: Any, proc: Any) -> None:
+    fake.nvme()
+    proc.mount("259:1", "/srv", "/dev/nvme9n9p9")
+    proc.mount("259:0", r"/with\040space\011and\134", "none")
+    proc.mount("8:1", "/elsewhere", "/dev/nvme0n1p2")
+    usage = look(fake, proc)
+    assert usage.reasons == ("mounted at /with space\\tand\\ (nvme0n1)", "mounted at /srv (nvme0n1p1)")
+    assert usage.never == ()
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1))
+def test_octal_escapes_of_the_kernel_are_undone(path: str) -> None:
+    escaped = "".join(f"\\{ord(char):03o}" if char in " \t\n\\" else char for char in path)
+    assert proc_module._unescape(escaped) == path
+
+
+def test_a_mount_point_is_one_line_of_a_message(fake: Any, proc: Any) -> None:
+    fake.nvme()
+    proc.mount("259:1", "/a\\012b\x1b[2J\u2028\u00a0é")
+    assert look(fake, proc).reasons == ("mounted at /a\\nb\\x1b[2J\\u2028\\xa0é (nvme0n1p1)",)
+
+
+@pytest.mark.parametrize("point", ["/", "/boot", "/boot/efi", "/efi"])
+@pytest.mark.parametrize("namespace", ["self", "1"])
+def test_the_system_disk_is_never_touched(fake: Any, proc: Any, point: str, namespace: str) -> None:
+    fake.nvme()
+    proc.mount("259:2", point, namespace=namespace)
+    assert look(fake, proc) == Usage(never=(f"holds {point} (nvme0n1p2)",))
+
+
+def test_mounts_of_pid_1_count_and_none_counts_twice(fake: Any, proc: Any) -> None:
+    fake.nvme()
+    proc.mount("259:1", "/srv")
+    proc.mount("259:1", "/srv", namespace="1")
+    proc.mount("259:1", "/host", namespace="1")
+    assert look(fake, proc).reasons == ("mounted at /srv (nvme0n1p1)", "mounted at /host (nvme0n1p1)")
+
+
+def test_filesystems_without_a_number_match_by_source(fake: Any, proc: Any) -> None:
+    fake.nvme()
+    proc.mount("0:44", "/", "/dev/nvme0n1p2", kind="btrfs")
+    proc.mount("0:45", "/srv", "nvme0n1p1", kind="overlay")
+    assert look(fake, proc) == Usage(never=("holds / (nvme0n1p2)",))
+
+
+def test_every_member_of_a_mounted_btrfs_is_in_use(fake: Any, proc: Any) -> None:
+    fake.nvme()
+    fake.disk("devices/virtual/block/sda", "8:0")
+    for name, folder in (("nvme0n1p1", f"{NAMESPACE}/nvme0n1p1"), ("sda", "devices/virtual/block/sda")):
+        fake.link(f"fs/btrfs/6c1d/devices/{name}", folder)
+    proc.mount("0:44", "/", "/dev/sda", kind="btrfs")
+    assert look(fake, proc).never == ("holds / (nvme0n1p1)",)
+
+
+@pytest.mark.parametrize("name", ["self/mounts", "mounts"])
+def test_mounts_stand_in_for_mountinfo(fake: Any, proc: Any, name: str) -> None:
+    fake.nvme()
+    (proc.root / "self/mountinfo").unlink()
+    proc.write(name, "proc /proc proc rw 0 0\n/dev/nvme0n1p1 /my\\040srv ext4 rw 0 0")
+    assert look(fake, proc).reasons == ("mounted at /my srv (nvme0n1p1)",)
+
+
+def test_a_disk_without_a_number_matches_by_name(fake: Any, proc: Any) -> None:
+    fake.write(f"{fake.device(BDF)}/nvme/nvme0/nvme0n1/size", "1")
+    proc.mount("259:1", "/srv", "/dev/nvme0n1")
+    assert look(fake, proc).reasons == ("mounted at /srv (nvme0n1)",)
+
+
+def test_swap_is_never_touched(fake: Any, proc: Any) -> None:
+    fake.nvme()
+    proc.swap("/dev/nvme0n1p2")
+    proc.swap("/dev/sdz9")
+    assert look(fake, proc) == Usage(never=("active swap (nvme0n1p2)",))
+
+
+def test_swap_by_the_number_of_its_path(fake: Any, proc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.nvme()
+    monkeypatch.setattr(proc_module, "_block_number", lambda path: {"/dev/mapper/swap": "259:2"}.get(path, ""))
+    proc.swap("/dev/mapper/swap")
+    assert look(fake, proc).never == ("active swap (nvme0n1p2)",)
+
+
+def test_a_swap_file_is_on_the_disk_of_its_mount(fake: Any, proc: Any) -> None:
+    fake.nvme()
+    proc.mount("8:1", "/")
+    proc.mount("259:1", "/srv")
+    proc.swap(r"/srv/swap\040file", "file")
+    proc.swap("/srv2/swap", "file")
+    proc.swap(r"/srv/gone\040(deleted)", "file")
+    assert look(fake, proc) == Usage(
+        reasons=("mounted at /srv (nvme0n1p1)",),
+        never=("active swap (/srv/swap file on nvme0n1p1)", "active swap (/srv/gone on nvme0n1p1)"),
+    )
+
+
+def test_holders_and_what_is_mounted_through_them(fake: Any, proc: Any) -> None:
+    fake.nvme()
+    fake.holder("nvme0n1", "md127", "9:127")
+    fake.holder("nvme0n1p1", "dm-0", "253:0")
+    fake.holder("dm-0", "dm-1", "253:1")
+    proc.mount("253:0", "/srv")
+    proc.mount("253:0", "/data")
+    assert look(fake, proc) == Usage(
+        reasons=(
+            "held by md127 (nvme0n1)",
+            "held by dm-0 (nvme0n1p1), mounted at /srv, mounted at /data",
+            "held by dm-1 (dm-0)",
+        )
+    )
+
+
+def test_system_mounts_and_swap_through_holders(fake: Any, proc: Any) -> None:
+    fake.nvme()
+    fake.holder("nvme0n1p1", "dm-0", "253:0")
+    fake.holder("nvme0n1p1", "dm-1", "253:1")
+    fake.holder("nvme0n1p2", "md0", "9:0")
+    fake.disk("devices/virtual/block/md0/md0p1", "259:9", "partition")
+    proc.mount("253:0", "/", "/dev/mapper/vg-root")
+    proc.mount("259:9", "/boot")
+    proc.swap("/dev/dm-1")
+    usage = look(fake, proc)
+    assert usage.never == (
+        "holds / (dm-0 on nvme0n1p1)",
+        "holds /boot (md0p1 on nvme0n1p2)",
+        "active swap (dm-1 on nvme0n1p1)",
+    )
+    assert usage.reasons[0] == "held by dm-0 (nvme0n1p1)"
+    assert usage.all == usage.never + usage.reasons
+
+
+def test_holders_that_hold_each_other_end(fake: Any, proc: Any) -> None:
+    fake.nvme()
+    fake.holder("nvme0n1", "dm-0", "253:0")
+    fake.holder("dm-0", "nvme0n1", "259:0")
+    assert look(fake, proc).reasons == ("held by dm-0 (nvme0n1)",)
+
+
+def test_what_is_behind_a_vmd_controller_counts(fake: Any, proc: Any) -> None:
+    vmd = fake.device(BDF, driver="vmd", **{"class": "0x010400"})
+    port = fake.device("10000:00:02.0", parent=f"{vmd}/pci10000:00", **{"class": "0x060400"})
+    drive = fake.device("10000:01:00.0", parent=port)
+    fake.disk(f"{drive}/nvme/nvme1/nvme1n1", "259:4")
+    proc.mount("259:4", "/")
+    assert look(fake, proc).never == ("holds / (nvme1n1)",)
+
+
+def test_interfaces_that_are_down_are_free(fake: Any, proc: Any) -> None:
+    nic(fake, "eth3", "eth4")
+    assert look(fake, proc, NIC) == Usage()
+
+
+def test_interfaces_that_are_up(fake: Any, proc: Any) -> None:
+    nic(fake, "eth3", "eth4", flags="0x1003")
+    assert look(fake, proc, NIC) == Usage(reasons=("eth3 is up", "eth4 is up"))
+
+
+def test_operstate_stands_in_for_flags(fake: Any, proc: Any) -> None:
+    folder = fake.device(NIC)
+    fake.write(f"{folder}/net/eth3/operstate", "up")
+    fake.write(f"{folder}/net/eth4/operstate", "down")
+    assert look(fake, proc, NIC).reasons == ("eth3 is up",)
+
+
+@pytest.mark.parametrize("link", ["master", "upper_br0"])
+def test_bridges_and_their_routes(fake: Any, proc: Any, link: str) -> None:
+    nic(fake, "eth3")
+    fake.interface("devices/virtual/net/br0")
+    fake.link(f"devices/pci0000:80/{NIC}/net/eth3/{link}", "devices/virtual/net/br0")
+    assert look(fake, proc, NIC).reasons == ("eth3 is in br0",)
+    proc.route("br0", "0000000A", "000000FF")
+    assert look(fake, proc, NIC).reasons == ("eth3 is in br0", "eth3 carries a route (through br0)")
+    proc.route("br0")
+    assert look(fake, proc, NIC) == Usage(
+        reasons=("eth3 is in br0",), never=("eth3 carries the default route (through br0)",)
+    )
+
+
+def test_a_vlan_over_a_bond(fake: Any, proc: Any) -> None:
+    nic(fake, "eth3")
+    fake.interface("devices/virtual/net/bond0")
+    fake.interface("devices/virtual/net/bond0.7")
+    fake.link(f"devices/pci0000:80/{NIC}/net/eth3/master", "devices/virtual/net/bond0")
+    fake.link("devices/virtual/net/bond0/upper_bond0.7", "devices/virtual/net/bond0.7")
+    usage = look(fake, proc, NIC, "10.0.0.9 51000 10.0.0.1 22", **{"bond0.7": "10.0.0.1"})
+    assert usage.never == ("eth3 carries this connection (through bond0.7)",)
+    assert usage.reasons == ("eth3 is in bond0", "bond0 is in bond0.7")
+
+
+@pytest.mark.parametrize(
+    ("route", "usage"),
+    [
+        (("eth3",), Usage(never=("eth3 carries the default route",))),
+        (("eth3", "0000A8C0", "0000FFFF"), Usage(reasons=("eth3 carries a route",))),
+        (("eth3", "00000000", "00000000", "0200"), Usage()),  # down
+        (("eth3", "00000000", "00000000", "0201"), Usage()),  # unreachable
+        (("eth9",), Usage()),
+    ],
+)
+def test_ipv4_routes(fake: Any, proc: Any, route: Tuple[str, ...], usage: Usage) -> None:
+    nic(fake, "eth3")
+    proc.route(*route)
+    assert look(fake, proc, NIC) == usage
+
+
+ZERO = "0" * 32
+
+
+@pytest.mark.parametrize(
+    ("destination", "prefix", "flags", "usage"),
+    [
+        (ZERO, "00", "00450003", Usage(never=("eth3 carries the default route",))),
+        (ZERO, "00", "00200200", Usage()),
+        ("20010db8" + "0" * 24, "40", "00000001", Usage(reasons=("eth3 carries a route",))),
+        ("20010db8" + "0" * 23 + "1", "80", "80200001", Usage()),  # the address itself
+        ("fe80" + "0" * 28, "40", "00000001", Usage()),
+        ("ff00" + "0" * 28, "08", "00000001", Usage()),
+    ],
+)
+def test_ipv6_routes(fake: Any, proc: Any, destination: str, prefix: str, flags: str, usage: Usage) -> None:
+    nic(fake, "eth3")
+    proc.append("net/ipv6_route", f"{destination} {prefix} {ZERO} 00 {ZERO} 00000400 00000001 00000000 {flags} eth3")
+    assert look(fake, proc, NIC) == usage
+
+
+@pytest.mark.parametrize(
+    ("connection", "addresses", "carries"),
+    [
+        ("10.0.0.9 51000 10.0.0.1 22", {"eth3": "10.0.0.1"}, True),
+        ("::ffff:10.0.0.9 51000 ::ffff:10.0.0.1 22", {"eth3": "10.0.0.1"}, True),
+        ("fe80::9 51000 fe80::1%eth3 22", {}, True),
+        ("2001:db8::9 51000 2001:DB8::1 22", {}, True),  # from if_inet6
+        ("172.16.5.9 51000 203.0.113.1 22", {}, True),  # by the route to the client
+        ("10.0.0.9 51000 10.0.0.1 22", {"eth9": "10.0.0.1"}, False),
+        ("172.17.0.9 51000 203.0.113.1 22", {}, False),
+        ("", {}, False),
+        ("nonsense", {}, False),
+        ("a b c d", {}, False),
+        ("10.0.0.9\x00 1 \x00 22", {}, False),
+    ],
+)
+def test_this_connection(fake: Any, proc: Any, connection: str, addresses: Dict[str, str], carries: bool) -> None:
+    nic(fake, "eth3")
+    proc.write("net/if_inet6", "20010db8000000000000000000000001 02 40 00 80     eth3")
+    proc.route("eth3", "000010AC", "0000FFFF")
+    never = look(fake, proc, NIC, connection, **addresses).never
+    assert never == (("eth3 carries this connection",) if carries else ())
+
+
+def test_the_connection_is_found_in_the_environment_or_that_of_an_ancestor(proc: Any) -> None:
+    assert ssh_connection(proc.path, {"SSH_CONNECTION": "1.2.3.4 1 5.6.7.8 22"}) == "1.2.3.4 1 5.6.7.8 22"
+    assert ssh_connection(proc.path, {}) == ""
+    proc.write("self/status", "Name:\tpython3\nPPid:\t70\n")
+    proc.write("70/status", "Name:\tsudo\nPPid:\t60\n")
+    proc.write("60/status", "Name:\tsh\nPPid:\t1\n")
+    proc.write("70/environ", "HOME=/nowhere\0")
+    assert ssh_connection(proc.path, {}) == ""
+    proc.write("60/environ", "HOME=/home/me\0SSH_CONNECTION=10.0.0.9 51000 10.0.0.1 22\0TERM=dumb\0")
+    assert ssh_connection(proc.path, {}) == "10.0.0.9 51000 10.0.0.1 22"
+
+
+def test_ancestors_that_go_round_in_circles_end(proc: Any) -> None:
+    proc.write("self/status", "PPid:\t70\n")
+    proc.write("70/status", "PPid:\t70\n")
+    assert ssh_connection(proc.path, {}) == ""
+
+
+def test_the_environment_is_asked_by_default(fake: Any, proc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    nic(fake, "eth3")
+    monkeypatch.setenv("SSH_CONNECTION", "10.0.0.9 51000 10.0.0.1 22")
+    usage = observe([NIC], fake.sysfs, proc.path, addresses=lambda: {"10.0.0.1": "eth3"})[NIC]
+    assert usage.never == ("eth3 carries this connection",)
+
+
+def test_an_interface_in_another_network_namespace(fake: Any, proc: Any) -> None:
+    folder = fake.device(NIC, driver="mlx5_core")
+    (fake.root / folder / "net").mkdir()
+    assert look(fake, proc, NIC).reasons == ("its network interface is in another network namespace",)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "driver", "never"),
+    [
+        ({"class": "0x060400"}, "pcieport", ("is a PCI bridge",)),
+        ({"class": "0x060000"}, "", ("is a PCI bridge",)),
+        ({"class": "0x068000", "vendor": "0x11c8"}, "", ("is a PCI bridge", "is the fabric's own adapter")),
+        ({"vendor": "0x11c8"}, "", ("is the fabric's own adapter",)),
+        ({"vendor": "0x10b5", "subsystem_vendor": "0x11c8"}, "", ("is the fabric's own adapter",)),
+        ({"vendor": "0x10b5"}, "dis_px", ("is the fabric's own adapter",)),
+        ({"vendor": "0x10b5"}, "display", ()),
+    ],
+)
+def test_devices_that_are_never_touched(fake: Any, proc: Any, attributes: Any, driver: str, never: Any) -> None:
+    fake.device(BDF, driver=driver, **attributes)
+    assert look(fake, proc) == Usage(never=never)
+
+
+@pytest.mark.parametrize(
+    ("count", "reasons"),
+    [("4", ("4 virtual functions are enabled",)), ("1", ("1 virtual function is enabled",)), ("0", ())],
+)
+def test_virtual_functions(fake: Any, proc: Any, count: str, reasons: Tuple[str, ...]) -> None:
+    fake.device(BDF, driver="ixgbe", sriov_numvfs=count)
+    assert look(fake, proc) == Usage(reasons=reasons)
+
+
+def test_what_cannot_be_read_is_a_reason_where_it_applies(fake: Any, proc: Any, tmp_path: Path) -> None:
+    fake.nvme()
+    nic(fake, "eth3")
+    gpu = fake.device("0000:09:00.0", driver="nvidia")
+    fake.write(f"{gpu}/drm/card0/uevent", "DEVNAME=dri/card0")
+    nothing = str(tmp_path / "nothing")
+    seen = observe([BDF, NIC, "0000:09:00.0"], fake.sysfs, nothing, "")
+    assert seen[BDF].reasons == (
+        f"could not read {nothing}/self/mountinfo: No such file or directory",
+        f"could not read {nothing}/swaps: No such file or directory",
+    )
+    assert seen[NIC].reasons == (f"could not read {nothing}/net/route: No such file or directory",)
+    assert seen["0000:09:00.0"] == Usage()
+
+
+def test_a_file_that_is_there_and_unreadable(fake: Any, proc: Any) -> None:
+    nic(fake, "eth3")
+    (proc.root / "net/ipv6_route").unlink()
+    assert look(fake, proc, NIC).reasons == ()  # a kernel without IPv6
+    (proc.root / "net/ipv6_route").mkdir()
+    assert look(fake, proc, NIC).reasons == (f"could not read {proc.path}/net/ipv6_route: Is a directory",)
+
+
+def test_lines_that_make_no_sense_do_no_harm(fake: Any, proc: Any) -> None:
+    fake.nvme()
+    nic(fake, "eth3")
+    for name in ("self/mountinfo", "1/mountinfo", "swaps", "net/route", "net/ipv6_route", "net/if_inet6"):
+        (proc.root / name).parent.mkdir(exist_ok=True)
+        (proc.root / name).write_bytes(
+            b"\n\xff\xfe - \n1 2 3 - \na b c d e f g h i j k\n - - - -\n" + bytes(range(256))
+        )
+    seen = observe([BDF, NIC], fake.sysfs, proc.path, "10.0.0.9 1 10.0.0.1 22")
+    assert seen[BDF].never == ()
+    assert seen[NIC].reasons
+    assert all(reason.startswith("could not understand") and reason.isprintable() for reason in seen[NIC].reasons)
+
+
+def test_a_tree_that_is_too_large_is_a_reason(fake: Any, proc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.nvme()
+    monkeypatch.setattr(sysfs_module, "_MAX_FOLDERS", 2)
+    assert "more than 2 folders" in look(fake, proc).reasons[0]
+
+
+def test_proc_is_read_once_for_all_devices(fake: Any, proc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.nvme()
+    fake.disk(f"{fake.device(NIC)}/block/sda", "8:0")
+    read: List[str] = []
+    original = proc_module._read
+
+    def recorded(path: str) -> str:
+        read.append(path)
+        return original(path)
+
+    monkeypatch.setattr(proc_module, "_read", recorded)
+    observe([BDF, NIC], fake.sysfs, proc.path, "")
+    assert sorted(read) == sorted(set(read))
+    assert f"{proc.path}/swaps" in read
+    assert f"{proc.path}/net/route" not in read
+
+
+@pytest.mark.parametrize(
+    ("network", "prefix", "address", "covered"),
+    [
+        ("10.0.0.0", 8, "10.1.2.3", True),
+        ("10.0.0.0", 8, "11.1.2.3", False),
+        ("128.0.0.0", 0, "11.1.2.3", True),
+        ("10.0.0.1", 32, "10.0.0.1", True),
+        ("10.0.0.1", 32, "10.0.0.0", False),
+    ],
+)
+def test_routes_cover(network: str, prefix: int, address: str, covered: bool) -> None:
+    assert Route("eth0", socket.inet_aton(network), prefix).covers(socket.inet_aton(address)) is covered
+    assert not Route("eth0", socket.inet_aton(network), prefix).covers(b"\0" * 16)
+
+
+def test_this_machine() -> None:
+    storage = read_storage("/proc")
+    assert "/" in [mount.point for mount in storage.mounts]
+    assert storage.problems == ()
+    assert local_addresses()["127.0.0.1"] == "lo"
+    sysfs = Sysfs()
+    seen = observe(sysfs.addresses(), sysfs)
+    assert list(seen) == sysfs.addresses()
+    for bdf, usage in seen.items():
+        assert ("is a PCI bridge" in usage.never) == sysfs.device(bdf).class_code.startswith("06")
+
+
+def test_a_real_block_device_behind_the_root_is_found() -> None:
+    """The number of / in mountinfo is what stat says, wherever / has a number of its own."""
+    found = [mount for mount in read_storage("/proc").mounts if mount.point == "/"]
+    device = os.stat("/").st_dev
+    assert found[-1].number in ("", f"{os.major(device)}:{os.minor(device)}")
+    assert isinstance(found[-1], Mount)
