@@ -47,7 +47,7 @@ _GONE_SECONDS = 10.0
 # What systemd-nspawn exits with when the host reboots.
 _REBOOTS = 133
 # An address that no interface has: what is sent there is lost without a word.
-_NOWHERE = "02:00:00:00:00:00"
+_NOWHERE = "02:ff:00:00:00:00"
 _SSH_CONFIG = """\
 Host *
   User root
@@ -56,6 +56,22 @@ Host *
   StrictHostKeyChecking no
   UserKnownHostsFile /dev/null
   LogLevel ERROR
+"""
+
+_ACTIONS = """\
+prepare [SUITE...]  make the bases of suites, or of all of them, and remove what ended labs left
+run [COMMAND...]    run a command, or a shell, in a new lab that ends with it
+enter COMMAND...    run a command in the lab that runs
+clean               remove what ended labs left, and the bases
+
+in a lab:
+up NAME=SUITE...    power new hosts on and wait for ssh; NAME alone powers one on that is there
+down [NAME...]      take hosts away with their disks, or all of them
+crash NAME...       cut the power of hosts
+cut NAME [NAME]     pull the cable of a host, or drop all that two hosts send each other
+heal NAME [NAME]    undo cut
+list                the hosts with address, suite, and whether they are up
+ssh NAME COMMAND... run a command on a host (ssh's own options may stand in front)
 """
 
 Result = TypeVar("Result")
@@ -86,6 +102,11 @@ class Host(NamedTuple):
     def link(self) -> str:
         """The bridge's end of its cable."""
         return f"v-{self.name}"
+
+    @property
+    def hardware_address(self) -> str:
+        """The same at every boot, as a real host's: others remember it."""
+        return "02:00:" + ":".join(f"{int(number):02x}" for number in self.address.split("."))
 
     def cgroups(self) -> List[Path]:
         """Its control groups, the one of version 2 first."""
@@ -370,7 +391,8 @@ def _plug_in(host: Host) -> None:
     """A network of its own, without anything that an earlier boot left in the kernel."""
     _unplug(host)
     _command("ip", "netns", "add", host.name)
-    _ip([f"link add {host.link} type veth peer name host0 netns {host.name}", f"link set {host.link} master br0 up"])
+    peer = f"peer name host0 address {host.hardware_address} netns {host.name}"
+    _ip([f"link add {host.link} type veth {peer}", f"link set {host.link} master br0 up"])
     address = f"addr add {host.address}/24 dev host0"
     _ip(["link set lo up", address, "link set host0 up", f"route add default via {GATEWAY}"], host.name)
 
@@ -386,11 +408,15 @@ def _unplug(host: Host) -> None:
 def _power_on(host: Host) -> None:
     for cgroup in host.cgroups():
         cgroup.mkdir(parents=True, exist_ok=True)
+    reading, writing = os.pipe()
     if os.fork() == 0:
         try:
             _supervise(host)
         finally:
             os._exit(1)
+    os.close(writing)
+    os.read(reading, 1)  # ends when the child closes its end, and then it is in its control groups
+    os.close(reading)
 
 
 def _supervise(host: Host) -> None:
@@ -445,7 +471,7 @@ def _find(hosts: Dict[str, Host], names: Sequence[str]) -> List[Host]:
 def link(names: Sequence[str], whole: bool) -> None:
     """Cuts or heals the cable of one host, or the path between two while both can be reached from here."""
     hosts = _find(known(), names)
-    if len(hosts) > 2:
+    if len(hosts) not in (1, 2):
         raise LabError("a cut is one of a host, or one between two hosts")
     if len(hosts) == 1:
         _ip([f"link set {hosts[0].link} {'up' if whole else 'down'}"])
@@ -459,32 +485,14 @@ def link(names: Sequence[str], whole: bool) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="hosts.py", description="Debian hosts with systemd, for tests.")
-    own = Path(__file__).resolve().parents[2] / ".build/hosts"
-    parser.add_argument("--dir", type=Path, default=own, help="where bases and key are kept (.build/hosts)")
-    actions = parser.add_subparsers(dest="action", required=True)
-    texts = {
-        "prepare": "make the bases of the suites named, or of all; remove what ended labs left",
-        "run": "run a command, or a shell, in a new lab that ends with it",
-        "enter": "run a command in the lab that runs",
-        "clean": "remove what ended labs left, and the bases",
-        "up": "power hosts on: NAME=SUITE, or NAME of one that is there",
-        "down": "take hosts away, or all",
-        "crash": "cut the power of hosts; up brings them back with their disks",
-        "cut": "cut the link of a host, or the path between two",
-        "heal": "undo cut",
-        "list": "the hosts, their addresses, suites and whether they are up",
-        "ssh": "run a command on a host",
-    }
-    for name, text in texts.items():
-        action = actions.add_parser(name, help=text)
-        if name in ("run", "enter", "ssh"):
-            action.add_argument("words", nargs=argparse.REMAINDER, metavar="WORD")
-        elif name not in ("clean", "list"):
-            action.add_argument("words", nargs="*" if name in ("prepare", "down") else "+", metavar="WORD")
-    hidden = actions.add_parser("first")
-    hidden.add_argument("name")
-    hidden.add_argument("words", nargs=argparse.REMAINDER)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="hosts.py", description=__doc__, epilog=_ACTIONS, formatter_class=form)
+    own = os.environ.get("HOSTS_DIR") or Path(__file__).resolve().parents[2] / ".build/hosts"
+    where = "where bases and key are kept ($HOSTS_DIR, else .build/hosts)"
+    parser.add_argument("--dir", type=Path, default=own, help=where)
+    actions = "prepare run enter clean up down crash cut heal list ssh first".split()  # noqa: SIM905 - reads better
+    parser.add_argument("action", choices=actions, metavar="ACTION")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="WORD")
     return parser
 
 
@@ -498,16 +506,9 @@ def _clean(folder: Path) -> int:
     return 0
 
 
-def _list() -> int:
-    for host in known().values():
-        print(f"{host.name} {host.address} {host.suite} {'up' if is_up(host) else 'down'}")
-    return 0
-
-
 def _outside(arguments: argparse.Namespace) -> Optional[int]:
     folder: Path = arguments.dir.resolve()
-    words: List[str] = getattr(arguments, "words", [])
-    words = words[1:] if words[:1] == ["--"] else words
+    words: List[str] = arguments.words
     if arguments.action == "prepare":
         prepare(folder, words or bases.SUITES)
         return 0
@@ -516,26 +517,27 @@ def _outside(arguments: argparse.Namespace) -> Optional[int]:
     if arguments.action == "enter":
         return enter(words)
     if arguments.action == "first":
-        return first(folder, arguments.name, words)
+        return first(folder, words[0], words[1:])
     if arguments.action == "clean":
         return _clean(folder)
     return None
 
 
-def _inside(arguments: argparse.Namespace) -> int:
-    if arguments.action == "list":
-        return _list()
-    if arguments.action == "up":
-        up(arguments.words)
-    elif arguments.action == "down":
-        down(arguments.words)
-    elif arguments.action == "ssh":
-        _settings()
-        return subprocess.run(["ssh", "-F", str(RUN / "ssh_config"), *arguments.words], check=False).returncode
-    elif arguments.action == "crash":
-        crash(arguments.words)
+def _inside(action: str, words: Sequence[str]) -> int:
+    _settings()
+    if action == "list":
+        for host in known().values():
+            print(f"{host.name} {host.address} {host.suite} {'up' if is_up(host) else 'down'}")
+    elif action == "up":
+        up(words)
+    elif action == "down":
+        down(words)
+    elif action == "crash":
+        crash(words)
+    elif action == "ssh":
+        return subprocess.run(["ssh", "-F", str(RUN / "ssh_config"), *words], check=False).returncode
     else:
-        link(arguments.words, arguments.action == "heal")
+        link(words, action == "heal")
     return 0
 
 
@@ -544,7 +546,7 @@ def main() -> int:
     arguments = _parser().parse_args()
     try:
         status = _outside(arguments)
-        return _inside(arguments) if status is None else status
+        return _inside(arguments.action, arguments.words) if status is None else status
     except (LabError, bases.BaseError) as error:
         print(f"hosts: {error}", file=sys.stderr)
         return 1
