@@ -27,6 +27,10 @@ MYPY_PACKAGES += -p software_node
 endif
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check --no-input
 
+ifneq ($(findstring :,$(CURDIR)),)
+$(error The path of this folder contains a colon, which separates folders in lists of them. Move it elsewhere)
+endif
+
 # The callers' own settings would make every machine another one.
 $(foreach name,$(filter ANSIBLE_%,$(.VARIABLES)),$(eval unexport $(name)))
 unexport PYTHONPATH PYTHONHOME PYTEST_ADDOPTS MYPYPATH VIRTUAL_ENV

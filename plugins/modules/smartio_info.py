@@ -160,6 +160,15 @@ devices:
     vdev:
       description: PCI address of the virtual device where it is borrowed here, with O(borrowed).
       type: str
+    driver:
+      description: The driver of the virtual device, with O(borrowed).
+      type: str
+      sample: nvme
+    device_nodes:
+      description: Device nodes of the virtual device, with O(borrowed).
+      type: list
+      elements: str
+      sample: [/dev/nvme0, /dev/nvme0n1]
     error:
       description: Why the device could not be looked at.
       type: str

@@ -32,8 +32,11 @@ candidates() {
         return
     fi
     printf '%s\n' python3 python3.14 python3.13 python3.12 python3.11
-    root=$(pyenv root 2>/dev/null) || return 0
-    printf '%s\n' "$root"/versions/3.*/bin/python3 | sort -rV
+    pyenv=$(command -v pyenv) || return 0
+    # With another home folder pyenv answers with a folder that is not there; its own place is the other hint.
+    for root in "$(pyenv root)" "$(dirname "$(dirname "$(readlink -f "$pyenv")")")"; do
+        printf '%s\n' "$root"/versions/3.*/bin/python3 | sort -rV
+    done
 }
 
 found=$(candidates | while read -r candidate; do
@@ -50,7 +53,8 @@ if [ -z "$found" ]; then
     else
         echo "No Python $minimum or newer with the modules venv and ensurepip was found on PATH or in pyenv."
     fi
-    echo "Install one (on Debian and Ubuntu the package python3-venv as well), or name one: make PYTHON=/path/to/python3 ..."
+    echo "Install one (on Debian and Ubuntu the package python3-venv as well), or name one with PYTHON=,"
+    echo "for make sanity with SANITY_PYTHON=."
     exit 1
 fi
 echo "$found"

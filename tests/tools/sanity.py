@@ -127,7 +127,7 @@ def provide_pip_settings() -> None:
     for name, value in os.environ.items():
         if name.startswith("PIP_") and name != "PIP_CONFIG_FILE":
             settings.set("global", name[len("PIP_") :].lower().replace("_", "-"), value)
-    settings.set("global", "quiet", "1")
+    settings.set("global", "quiet", "2")
     target = HOME / ".config" / "pip" / "pip.conf"
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("w") as stream:
@@ -136,10 +136,12 @@ def provide_pip_settings() -> None:
 
 def pyenv_folders() -> list[str]:
     """Return the folders of the Pythons that pyenv keeps, newest last."""
-    if not shutil.which("pyenv"):
+    pyenv = shutil.which("pyenv")
+    if pyenv is None:
         return []
-    root = subprocess.run(["pyenv", "root"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-    return sorted(str(path.parent) for path in Path(root).glob("versions/3.*/bin/python3"))
+    asked = subprocess.run([pyenv, "root"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    roots = {Path(asked), Path(pyenv).resolve().parents[1]}  # with another home folder, only the second is right
+    return sorted(str(path.parent) for root in roots for path in root.glob("versions/3.*/bin/python3"))
 
 
 def environment() -> dict[str, str]:

@@ -78,6 +78,7 @@ class Borrowing:
         self._claims = claims
         self._options = options
         self._pool: Optional[Pool] = None
+        self._fabric = Fabric({}, {}, {}, {})
         self._taken: Set[str] = set()
         self._drivers: Dict[str, Optional[str]] = {}
         self._tried: Dict[str, str] = {}
@@ -89,25 +90,32 @@ class Borrowing:
         while True:
             last = next(passes)
             with self._host.ledger(check) as ledger:
-                fabric = self._observe(ledger)
-                shares = share_out(self._claims, fabric, self._options.force)
+                self._observe(ledger)
+                shares = share_out(self._claims, self._fabric, self._options.force)
                 if check:
-                    return self._predict(shares, fabric)
-                self._fill(shares, fabric, ledger)
-                if last or not any(self._worth_waiting(share, fabric) for share in shares):
-                    report = self._give_back_partial(shares, fabric, ledger)
+                    return self._predict(shares, self._fabric)
+                self._fill(shares, self._fabric, ledger)
+                if last or not any(self._worth_waiting(share, self._fabric) for share in shares):
+                    report = self._give_back_partial(shares, self._fabric, ledger)
                     break
-        self._wait(shares, fabric, report)
-        return self._report(shares, fabric, report)
+        self._wait(shares, self._fabric, report)
+        return self._report(shares, self._fabric, report)
 
-    def _observe(self, ledger: Ledger) -> Fabric:
-        if self._pool is None:
-            self._pool = Pool(self._host.tool)
-        else:
-            self._pool.refresh()
-        return observe(self._host, self._claims, ledger, self._pool, self._options.force)
+    def _observe(self, ledger: Ledger) -> None:
+        """Look at the pool. Once something was taken, a look that fails leaves the last one: nothing may be lost."""
+        try:
+            if self._pool is None:
+                self._pool = Pool(self._host.tool)
+            else:
+                self._pool.refresh()
+            self._fabric = observe(self._host, self._claims, ledger, self._pool, self._options.force)
+        except SharingError:
+            if not self._taken:
+                raise
 
     def _fill(self, shares: Sequence[Share], fabric: Fabric, ledger: Ledger) -> None:
+        for fdid in [fdid for fdid in ledger.borrowed if fdid in fabric.vdevs and not fabric.here(fdid)]:
+            ledger.forget_device(fdid)  # returned by hand
         for share in shares:
             if share.misfits:
                 continue
@@ -121,19 +129,18 @@ class Borrowing:
                     share.missing = None if share.missing is None else share.missing - 1
 
     def _borrow(self, fdid: str, share: Share, fabric: Fabric, ledger: Ledger) -> bool:
-        tool = self._host.tool
         try:
-            self._drivers[fdid] = tool.borrow(fdid, share.claim.dma_window).driver
+            self._drivers[fdid] = self._host.tool.borrow(fdid, share.claim.dma_window).driver
         except ToolError as error:
             # A command that was ended from outside may have done its work.
-            if error.errno is not None or not tool.get_vdev(fdid):
+            if error.errno is not None or not self._vdev(fdid):
                 self._tried[fdid] = f"{fdid}: {error.message}"
                 if error.errno not in _TRY_LATER:
                     self._hopeless.add(fdid)
                 return False
         self._taken.add(fdid)
         for _last in self._host.deadline.pauses():
-            vdev = tool.get_vdev(fdid)
+            vdev = self._vdev(fdid)
             if vdev:
                 fabric.vdevs[fdid] = vdev
                 self._remember(fdid, share.claim, ledger)
@@ -142,6 +149,13 @@ class Borrowing:
             f"{fdid}: 'smartio_tool borrow' succeeded, but 'smartio_tool get-vdev' does not print a virtual device"
         )
         return False
+
+    def _vdev(self, fdid: str) -> Optional[str]:
+        """The virtual device of what was just borrowed; a command that fails has not told it yet."""
+        try:
+            return self._host.tool.get_vdev(fdid)
+        except SharingError:
+            return None
 
     def _remember(self, fdid: str, claim: Claim, ledger: Ledger) -> None:
         label = claim.label or ledger.borrowed.get(fdid)
@@ -159,6 +173,12 @@ class Borrowing:
     def _give_back_partial(self, shares: Sequence[Share], fabric: Fabric, ledger: Ledger) -> Report:
         """Return what this run took for claims that fall short; the report holds their errors."""
         report = Report({})
+        for share in shares:
+            if share.misfits:
+                report.errors.append((share.claim.written, misfit(share)))
+            elif not share.filled:
+                short = shortfall(share.claim, len(share.kept), fabric, self._tried)
+                report.errors.append((share.claim.written, short))
         keep = {fdid for share in shares if share.filled and not share.misfits for fdid in share.kept}
         for fdid in sorted(self._taken - keep):
             try:
@@ -171,11 +191,6 @@ class Borrowing:
             ledger.forget_device(fdid)
             self._host.remember(ledger)
         for share in shares:
-            if share.misfits:
-                report.errors.append((share.claim.written, misfit(share)))
-            elif not share.filled:
-                short = shortfall(share.claim, len(share.kept), fabric, self._tried)
-                report.errors.append((share.claim.written, short))
             share.kept = [fdid for fdid in share.kept if fabric.here(fdid)]
         report.changed = bool(self._taken)
         return report

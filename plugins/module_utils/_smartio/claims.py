@@ -9,7 +9,7 @@ Borrowed here means that ``get-vdev`` exits 0 and prints a BDF; ``Local users`` 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Pattern, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Pattern, Sequence, Set, Tuple
 
 from .._pci.address import SlotPattern, check_written, parse_slot
 from .._plan import SharingError
@@ -220,17 +220,52 @@ def _keep_own(share: Share, fabric: Fabric, taken: Dict[str, Share]) -> None:
 
 
 def _keep_others(share: Share, fabric: Fabric, taken: Dict[str, Share], reserved: FrozenSet[str]) -> None:
-    for fdid in _hinted_first(matching(share.claim, fabric), fabric):
-        free = fdid not in taken and fdid not in reserved and fabric.label_of(fdid) is None
-        if free and _room(share):
-            _take(share, fdid, fabric, taken)
+    while _room(share) and _keep_another(share, fabric, taken, reserved, set()):
+        pass
+    if _room(share):
+        free = _free(share, fabric, reserved)
+        share.unknown += [fdid for fdid in free if fdid not in fabric.vdevs and fdid not in share.unknown]
+
+
+def _keep_another(
+    share: Share, fabric: Fabric, taken: Dict[str, Share], reserved: FrozenSet[str], asked: Set[str]
+) -> bool:
+    """Keep one more device that is borrowed here without a label.
+
+    A claim that has it already gives way where another one will do for it (Kuhn's augmenting paths): else a wide claim
+    could turn out a narrow one in the next run, which would borrow again.
+    """
+    for fdid in _free(share, fabric, reserved):
+        holder = taken.get(fdid)
+        if not fabric.here(fdid) or fdid in asked or holder is share:
+            continue
+        asked.add(fdid)
+        if holder is not None:
+            if None in (share.claim.count, holder.claim.count):
+                continue
+            if not _keep_another(holder, fabric, taken, reserved, asked):
+                continue
+            holder.kept.remove(fdid)
+        share.kept.append(fdid)
+        taken[fdid] = share
+        return True
+    return False
+
+
+def _free(share: Share, fabric: Fabric, reserved: FrozenSet[str]) -> List[str]:
+    """What the claim is about and no claim names, the likely ones first."""
+    fdids = [fdid for fdid in matching(share.claim, fabric) if fdid not in reserved and fabric.label_of(fdid) is None]
+    return _hinted_first(fdids, fabric)
 
 
 def _hinted_first(fdids: Sequence[str], fabric: Fabric) -> List[str]:
-    """Whoever has users is likely borrowed by somebody here; only an order of asking."""
-    return sorted(
-        fdids, key=lambda fdid: (not fabric.here(fdid), not (fdid in fabric.shown and fabric.shown[fdid].users))
-    )
+    """Whoever has users is likely borrowed by somebody here; only an order of asking, not of keeping."""
+
+    def unlikely(fdid: str) -> Tuple[bool, bool]:
+        here, device = fabric.here(fdid), fabric.shown.get(fdid)
+        return not here, not here and not (device is not None and device.users)
+
+    return sorted(fdids, key=unlikely)
 
 
 def _take(share: Share, fdid: str, fabric: Fabric, taken: Dict[str, Share]) -> None:
@@ -255,7 +290,7 @@ def _choose(share: Share, fabric: Fabric, taken: Dict[str, Share], reserved: Fro
             continue
         if can_be_tried(fdid, fabric, force):
             share.candidates.append(fdid)
-            if share.missing is not None and len(share.candidates) <= share.missing:
+            if share.missing is None or len(share.candidates) <= share.missing:
                 taken[fdid] = share
 
 

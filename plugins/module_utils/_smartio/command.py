@@ -110,6 +110,11 @@ def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
             env={**os.environ, "LC_ALL": "C", "LANGUAGE": "C"},
             start_new_session=True,
         )
+    except ValueError as error:
+        raise ToolUnusable(
+            f"'{spell(command)}' cannot be run: an argument holds what no command line can; correct it",
+            command=[ascii(word) for word in command],
+        ) from error
     except OSError as error:
         raise ToolUnusable(
             f"'{command[0]}' cannot be run: {(error.strerror or str(error)).lower()}; correct it, or give its path",

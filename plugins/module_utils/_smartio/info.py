@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from .._plan import Report, SharingError
+from .borrowing import device_nodes
 from .claims import FabricSelect, fabric_select
 from .host import Host, NodeResource, Places
 from .ledger import Ledger
@@ -62,7 +63,10 @@ def _device(
     facts.update({"fdid": fdid, "name": entry.name, "state": entry.word, "label": ledger.borrowed.get(fdid)})
     errors: List[str] = [pool.failed[fdid].message] if fdid in pool.failed else []
     facts["lspci"] = _lspci(host, fdid, errors) if lspci else None
-    facts["vdev"] = host.tool.get_vdev(fdid) if borrowed else None
+    vdev = host.tool.get_vdev(fdid) if borrowed else None
+    facts["vdev"] = vdev
+    facts["driver"] = host.sysfs.driver(vdev) if vdev else None
+    facts["device_nodes"] = device_nodes(host, vdev) if vdev else None
     facts["error"] = "; ".join(errors) or None
     return facts
 

@@ -133,8 +133,9 @@ class LedgerStore:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 continue
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+            with contextlib.suppress(OSError):  # a full disk: the name is only a help to others
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, b"%d\n" % os.getpid(), 0)
             return
         holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
         raise LedgerError(

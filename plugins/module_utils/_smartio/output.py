@@ -16,9 +16,11 @@ from .errors import ToolUnreadable
 from .model import Borrowed, FabricDevice, PoolEntry, PoolList, normalise_fdid
 
 _ENTRY = re.compile(r"\s*(?:ID\s+)?(?:0[xX])?(?P<fdid>[0-9a-fA-F]{2,16})\s*:\s*(?P<rest>.*)\Z", re.DOTALL)
-_WORD = re.compile(r"(?P<name>.*?)\s*\[(?P<word>[^\[\]]*)\]\s*\Z", re.DOTALL)
-_CARD = re.compile(r"Card\s+(\d+)\s*-\s*NodeId:\s*(\d+)", re.IGNORECASE)
-_BDF = re.compile(r"(?<![0-9A-Fa-f:.])(?:([0-9A-Fa-f]{4,8}):)?([0-9A-Fa-f]{2}:[01][0-9A-Fa-f]\.[0-7])(?![0-9A-Fa-f:.])")
+_WORD = re.compile(r"\[([^\[\]]*)\]\Z")
+_CARD = re.compile(r"Card\s+([0-9]{1,9})\s*-\s*NodeId:\s*([0-9]{1,9})(?![0-9])", re.IGNORECASE)
+_BDF = re.compile(
+    r"(?<![0-9A-Fa-f:.])(?:([0-7]?[0-9A-Fa-f]{4,7}):)?([0-9A-Fa-f]{2}:[01][0-9A-Fa-f]\.[0-7])(?![0-9A-Fa-f:.])"
+)
 
 _SHOW_TEXT = {
     "name": "name",
@@ -54,11 +56,11 @@ def _parse_entry(line: str) -> Optional[PoolEntry]:
     match = _ENTRY.match(line)
     if match is None or not _clean(line):
         return None
-    rest = match.group("rest").strip()
-    state = _WORD.match(rest)
+    fdid, rest = normalise_fdid(match.group("fdid")), match.group("rest").strip()
+    state = _WORD.search(rest)
     if state is None:
-        return PoolEntry(normalise_fdid(match.group("fdid")), rest, "")
-    return PoolEntry(normalise_fdid(match.group("fdid")), state.group("name"), state.group("word").strip())
+        return PoolEntry(fdid, rest, "")
+    return PoolEntry(fdid, rest[: state.start()].rstrip(), state.group(1).strip())
 
 
 def _clean(line: str) -> bool:
@@ -110,7 +112,7 @@ def _number(value: str) -> Optional[int]:
 def find_bdf(text: str) -> Optional[str]:
     """The first BDF in a text, in full and lower case, or None."""
     match = _BDF.search(text)
-    return "{}:{}".format((match.group(1) or "0000").lower(), match.group(2).lower()) if match else None
+    return "{:04x}:{}".format(int(match.group(1) or "0", 16), match.group(2).lower()) if match else None
 
 
 def parse_borrow(text: str) -> Borrowed:

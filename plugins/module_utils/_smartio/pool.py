@@ -145,8 +145,9 @@ def identify(
 def _is_own(device: FabricDevice, own_nodes: FrozenSet[int]) -> Optional[bool]:
     if device.node_id is not None and own_nodes:
         return device.node_id in own_nodes
-    if device.location is not None:
-        return device.location.lower() == "local"
+    location = (device.location or "").lower()
+    if location in ("local", "remote"):
+        return location == "local"
     if own_nodes:
         return node_hint(device.fdid) in own_nodes
     return None

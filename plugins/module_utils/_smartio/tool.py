@@ -171,9 +171,6 @@ class SmartioTool:
                 finished.status,
                 finished.output,
             )
-        asked = (
-            ""
-            if not _QUESTION.search(finished.output.strip())
-            else " (it asked a question, which nobody can answer here)"
-        )
-        return exited(command, finished.status, finished.output, self._kernel_log(list(args)), asked)
+        asked = any(_QUESTION.search(stream[-200:].strip()) for stream in (finished.stdout, finished.stderr))
+        where = " (it asked a question, which nobody can answer here)" if asked else ""
+        return exited(command, finished.status, finished.output, self._kernel_log(list(args[1:])), where)

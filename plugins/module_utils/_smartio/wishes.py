@@ -155,7 +155,9 @@ def _matching(wish: Wish, catalogue: Catalogue) -> List[str]:
     if wish.filter is not None:
         wanted = lspci_filter.parse(wish.filter)
         return sorted(bdf for bdf, device in catalogue.present.items() if wanted.matches(device))
-    select = wish.select or LocalSelect()
+    if wish.select is None:  # options that are null pass for given
+        raise SharingError(f"{wish.written} names nothing: give bdf, filter or select")
+    select = wish.select
     return sorted(bdf for bdf, device in catalogue.present.items() if _selected(select, device, catalogue))
 
 

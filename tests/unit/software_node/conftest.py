@@ -77,7 +77,7 @@ class ClusterHandle:
 
     def python(self, *args: str, check: bool = True) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "software_node", *args],
+            [sys.executable, "-S", "-E", "-m", "software_node", *args],
             cwd=PACKAGE,
             capture_output=True,
             text=True,

@@ -64,7 +64,7 @@ def test_a_very_long_folder(tmp_path: Path, file: str) -> None:
 
 
 def test_a_recycled_process_id_is_not_hit(tmp_path: Path) -> None:
-    child = subprocess.Popen(["sleep", "30"])
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         stat = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
         other = Running("one", child.pid, int(stat[19]), str(tmp_path / "one"))
@@ -76,7 +76,7 @@ def test_a_recycled_process_id_is_not_hit(tmp_path: Path) -> None:
         assert child.poll() is None
     finally:
         child.kill()
-        child.wait()
+        child.communicate()
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,18 @@ def test_a_connection_opens_the_pool_to_one_borrower(cluster: Any, lender: Any, 
     assert other.ok("list") == lender.ok("list") == ""
 
 
+def test_a_lender_is_found_by_each_of_its_ids(cluster: Any, lender: Any, borrower: Any, poll: Any) -> None:
+    lender.ok("connect", "4", "1")
+    lender.ok("add", "06:00.0")
+    for node_id in ("8", "12"):
+        borrower.fault(f"link_down={node_id}")
+        assert borrower.status("show", "80600") == errno.EIO
+        assert borrower.ok("list") == ""
+        borrower.fault("clear")
+        assert "NodeId: 8\n" in borrower.ok("show", "80600")
+    lender.ok("remove", "06:00.0")
+
+
 def test_connections_that_fail(lender: Any) -> None:
     assert lender.status("connect", "99") == errno.EIO
     assert lender.status("connect", "x") == errno.EINVAL
@@ -247,9 +259,9 @@ def test_borrow_and_return(lender: Any, borrower: Any, lent: str) -> None:
     assert not (borrower.sysfs / "bus/pci/devices" / vdev).is_symlink()
     assert list(borrower.dev.glob("nvme1*")) == []
     assert (borrower.dev / "nvme0n1").exists()
-    assert borrower.status("get-vdev", lent) == errno.EINVAL
+    assert borrower.status("get-vdev", lent) == errno.ENODEV
     assert borrower.status("return", lent) == errno.EINVAL
-    assert borrower.status("return", "8ffff") == errno.ENODEV
+    assert borrower.status("return", "8ffff") == errno.EINVAL
     again = borrower.ok("borrow", lent)
     assert vdev not in again  # virtual addresses move
     borrower.ok("return", lent)
@@ -278,7 +290,7 @@ def test_a_lender_borrows_its_own_device(lender: Any, lent: str) -> None:
     assert lender.driver(vdev) == "nvme"
     assert lender.status("unavailable", "06:00.0") == errno.EBUSY
     lender.ok("return", lent)
-    assert lender.status("get-vdev", lent) == errno.EINVAL
+    assert lender.status("get-vdev", lent) == errno.ENODEV
 
 
 def test_p2p(cluster: Any, lender: Any, borrower: Any, lent: str) -> None:
@@ -381,6 +393,47 @@ def test_a_folder_has_one_daemon(lender: Any) -> None:
     text = lender.cluster.python("daemon", "--config", config, "--dir", str(lender.folder), check=False)
     assert "a daemon runs here already" in text
     assert os.path.exists(lender.folder / "node.sock")
+
+
+def test_the_number_of_virtual_functions_can_be_written(lender: Any, poll: Callable[..., Any]) -> None:
+    devices = lender.sysfs / "bus/pci/devices"
+    numvfs = devices / "0000:0a:00.0/sriov_numvfs"
+
+    def functions() -> str:
+        return " ".join(sorted(path.name for path in devices.glob("0000:0a:00.[1-7]")))
+
+    assert numvfs.read_text() == "1\n"
+    lender.ok("add", "0a:00.1")
+    numvfs.write_text("0")
+    assert poll(lambda: numvfs.read_text() == "1\n")  # refused: it is in the pool
+    assert functions() == "0000:0a:00.1"
+    lender.ok("remove", "0a:00.1")
+    numvfs.write_text("0")
+    assert poll(lambda: functions() == "")
+    assert lender.status("add", "0a:00.1") == errno.ENODEV
+    numvfs.write_text("3")
+    assert poll(lambda: numvfs.read_text() == "0\n")  # refused: more than totalvfs
+    numvfs.write_text("2")
+    assert poll(lambda: functions() == "0000:0a:00.1 0000:0a:00.2")
+    assert poll(lambda: lender.driver("0000:0a:00.2") == "i40e")
+    lender.ok("add", "0a:00.2")
+    lender.ok("remove", "0a:00.2")
+
+
+def test_a_driver_can_be_changed_by_hand(lender: Any, poll: Callable[..., Any]) -> None:
+    bus = lender.sysfs / "bus/pci"
+    (bus / "drivers/nvme/unbind").write_text(DRIVE2)
+    assert poll(lambda: lender.driver(DRIVE2) == "")
+    (bus / "devices" / DRIVE2 / "driver_override").write_text("vfio-pci")
+    (bus / "drivers_probe").write_text(DRIVE2)
+    assert poll(lambda: lender.driver(DRIVE2) == "vfio-pci")
+    lender.ok("add", DRIVE2)
+    assert b"bound to driver vfio-pci" in lender.run("available", DRIVE2).stdout
+    lender.ok("available", "--force", DRIVE2)
+    (bus / "devices" / DRIVE2 / "driver_override").write_text("")
+    lender.ok("unavailable", DRIVE2)
+    assert lender.driver(DRIVE2) == "nvme"
+    lender.ok("remove", DRIVE2)
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ def test_an_id_for_each_adapter_and_named_peers() -> None:
         ({"strict": "yes"}, "true or false"),
         ({"devices": [DEVICE, DEVICE]}, "twice"),
         ({"devices": [dict(DEVICE, physfn="07:00.0")]}, "physfn"),
+        ({"devices": [DEVICE, dict(DEVICE, bdf="06:00.1", physfn="06:00.0")]}, "totalvfs"),
         ({"devices": ["06:00.0"]}, "object"),
         ({"devices": [dict(DEVICE, bdf=4860)]}, "bdf"),
         ({"devices": [dict(DEVICE, vendor_id=8086)]}, "hexadecimal"),
@@ -85,7 +86,7 @@ def test_what_is_refused(change: Dict[str, Any], words: str) -> None:
 
 
 def test_a_token_opens_other_addresses_and_is_not_shown() -> None:
-    config = read_config(dict(NODE, host="10.1.2.3", token="secret-of-the-cluster"))
+    config = read_config(dict(NODE, host="10.1.2.3", token="secret-of-the-cluster"))  # noqa: S106 - a test's
     assert config.host == "10.1.2.3"
     assert "secret-of-the-cluster" not in repr(config)
 

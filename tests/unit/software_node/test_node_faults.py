@@ -45,7 +45,7 @@ def borrower(cluster: Any) -> Iterator[Any]:
     yield cluster["borrower"]
     cluster["borrower"].fault("clear")
     if cluster["borrower"].status("return", FDID) == 0:
-        assert cluster["borrower"].status("get-vdev", FDID) == errno.EINVAL
+        assert cluster["borrower"].status("get-vdev", FDID) == errno.ENODEV
 
 
 def test_faults_of_the_configuration(cluster: Any) -> None:
@@ -178,7 +178,7 @@ def test_effects_that_come_later(lender: Any, borrower: Any, poll: Any) -> None:
     assert borrower.driver(vdev) == "nvme"
     borrower.ok("return", "80700")
     assert device.exists()
-    assert poll(lambda: borrower.status("get-vdev", "80700") == errno.EINVAL)
+    assert poll(lambda: borrower.status("get-vdev", "80700") == errno.ENODEV)
     assert not device.exists()
     lender.ok("unavailable", "07:00.0")
     lender.ok("remove", "07:00.0")

@@ -14,7 +14,7 @@ from typing import Any, Callable, List
 
 import pytest
 
-ROUNDS = 40
+ROUNDS = 25
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_one_wins_and_the_other_is_told_busy(cluster: Any) -> None:
         assert sorted(statuses) == [0, errno.EBUSY]
         winner, loser = (order[statuses.index(status)] for status in (0, errno.EBUSY))
         seen[borrowers.index(winner)] += 1
-        assert loser.status("get-vdev", "80600") == errno.EINVAL
+        assert loser.status("get-vdev", "80600") == errno.ENODEV
         winner.ok("return", "80600")
     assert sum(seen.values()) == ROUNDS
 
@@ -66,7 +66,7 @@ def test_nothing_leaks(cluster: Any, poll: Any, processes_of: Callable[[Path], L
         return len(os.listdir(f"/proc/{pid}/task")), len(os.listdir(f"/proc/{pid}/fd"))
 
     lender.ok("list")
-    poll(lambda: resources()[0] <= 3)
+    poll(lambda: resources()[0] <= 4)
     before = resources()
     for _time in range(5):
         together([cluster[name].command("smartio_tool", "list") for name in ("borrower4", "borrower12", "lender")])

@@ -9,7 +9,7 @@ import errno
 import threading
 import time
 from pathlib import Path
-from typing import Iterator
+from typing import Any, Callable, Iterator
 
 import pytest
 from software_node.address import parse_bdf
@@ -95,3 +95,23 @@ def test_a_kernel_that_refuses(tmp_path: Path) -> None:
     with pytest.raises(NodeError) as caught:
         RealSysfs(str(tmp_path)).unbind(BDF)
     assert caught.value.number == errno.EISDIR
+
+
+def test_a_node_with_the_real_sysfs(root: Path, new_cluster: Callable[..., Any]) -> None:
+    lender = {"name": "lender", "node_id": 8, "sysfs": str(root), "devices": [{"bdf": "06:00.0"}]}
+    cluster = new_cluster([lender, {"name": "borrower", "node_id": 4}])
+    driver = root / "devices/pci0000:06/0000:06:00.0/driver"
+    assert not (cluster["lender"].sysfs / "bus/pci/devices/0000:06:00.0").exists()
+    cluster["lender"].ok("connect", "4")
+    cluster["lender"].ok("add-filter", "-d", "144d:")
+    assert cluster["lender"].status("available", "06:00.0") == errno.ECANCELED
+    assert driver.is_symlink()
+    cluster["lender"].ok("available", "--force", "06:00.0")
+    assert not driver.is_symlink()
+    text = cluster["borrower"].ok("borrow", "80600")
+    assert "Non-Volatile memory controller Samsung Electronics Co Ltd Device a808\n" in text
+    serial = cluster["borrower"].sysfs / "class/nvme/nvme0/serial"
+    assert serial.read_text().strip() == "S4EV0001"
+    cluster["borrower"].ok("return", "80600")
+    cluster["lender"].ok("unavailable", "06:00.0")
+    assert driver.is_symlink()

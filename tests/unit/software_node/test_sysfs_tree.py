@@ -110,13 +110,20 @@ def test_numbers_of_drives_are_the_lowest_that_are_free(tree: SysfsTree, models:
 def test_virtual_functions(tree: SysfsTree, models: Any) -> None:
     tree.add(device(models["net"], sriov={"totalvfs": 4}))
     tree.add(device(models["net"], bdf="06:00.1", physfn="0000:06:00.0"))
-    tree.add(device(models["net"], bdf="06:00.2", physfn="0000:06:00.0"))
+    second = device(models["net"], bdf="06:00.2", physfn="0000:06:00.0")
+    tree.add(second)
     physical = Path(tree.root, "bus/pci/devices/0000:06:00.0")
     assert (physical / "sriov_totalvfs").read_text() == "4\n"
     assert (physical / "sriov_numvfs").read_text() == "2\n"
     assert os.path.basename(os.path.realpath(physical / "virtfn1")) == "0000:06:00.2"
     virtual = Path(tree.root, "bus/pci/devices/0000:06:00.2/physfn")
     assert os.path.basename(os.path.realpath(virtual)) == "0000:06:00.0"
+    tree.remove(second.bdf)
+    assert (physical / "sriov_numvfs").read_text() == "1\n"
+    assert not (physical / "virtfn1").is_symlink()
+    assert tree.wanted_vfs() == {}
+    (physical / "sriov_numvfs").write_text("0")
+    assert tree.wanted_vfs() == {parse_bdf("06:00.0"): (1, 0)}
 
 
 def test_a_name_that_is_no_file_name(tree: SysfsTree, models: Any) -> None:
@@ -126,3 +133,35 @@ def test_a_name_that_is_no_file_name(tree: SysfsTree, models: Any) -> None:
         "nvme-A_B_.._.._x_y",
         "nvme-A_B_.._.._x_y-part1",
     ]
+
+
+def test_a_driver_that_is_overridden(tree: SysfsTree, models: Any) -> None:
+    bdf = parse_bdf("06:00.0")
+    tree.add(device(models["nvme"]))
+    tree.bind(bdf)
+    root = Path(tree.root)
+    (root / "bus/pci/drivers/nvme/unbind").write_text("0000:06:00.0")
+    tree.obey()
+    assert tree.driver(bdf) == ""
+    assert (root / "bus/pci/drivers/nvme/unbind").read_text() == ""
+    override = root / "bus/pci/devices/0000:06:00.0/driver_override"
+    override.write_text("vfio-pci\n")
+    (root / "bus/pci/drivers/nvme/bind").write_text("0000:06:00.0")
+    tree.obey()
+    assert tree.driver(bdf) == ""  # not its driver at this moment
+    (root / "bus/pci/drivers_probe").write_text("0000:06:00.0\n")
+    tree.obey()
+    assert (tree.driver(bdf), tree.function(bdf)) == ("vfio-pci", "")
+    (root / "bus/pci/drivers/nvme/unbind").write_text("0000:06:00.0")
+    tree.obey()
+    assert tree.driver(bdf) == "vfio-pci"  # nvme does not hold it
+    (root / "bus/pci/drivers/vfio-pci/unbind").write_text("0000:06:00.0")
+    override.write_text("\n")
+    (root / "bus/pci/drivers/nvme/bind").write_text("0000:06:00.0")
+    tree.obey()
+    tree.obey()
+    assert (tree.driver(bdf), tree.function(bdf)) == ("nvme", "nvme0")
+    for path in ("drivers_probe", "drivers/nvme/bind"):
+        (root / "bus/pci" / path).write_text("nonsense")
+    tree.obey()
+    assert tree.driver(bdf) == "nvme"

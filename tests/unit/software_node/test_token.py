@@ -103,4 +103,5 @@ def test_strangers_are_sent_away(server: Any, noise: bytes) -> None:
 def test_nodes_with_a_token_work_together(new_cluster: Callable[..., Any]) -> None:
     cluster = new_cluster([{"name": "one", "node_id": 8}, {"name": "two", "node_id": 4}], token=TOKEN)
     cluster["one"].ok("connect", "4")
+    assert (cluster["one"].folder / "node.json").stat().st_mode & 0o077 == 0
     assert TOKEN not in (cluster["one"].folder / "log").read_text()

@@ -113,7 +113,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     actions = {"daemon": _daemon, "fault": _fault, "cluster": _cluster}
     try:
         return actions[arguments.command](arguments)
-    except (ConfigError, ClusterError) as error:
+    except (ConfigError, ClusterError, OSError) as error:
         print(f"software_node: {error}", file=sys.stderr)
         return 1
 

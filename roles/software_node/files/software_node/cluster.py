@@ -164,7 +164,9 @@ class Cluster:
         if os.path.lexists(folder) and not os.path.exists(os.path.join(folder, "node.json")) and os.listdir(folder):
             raise ClusterError(f"{folder}: exists and is no node's folder")
         os.makedirs(folder, exist_ok=True)
-        with open(os.path.join(folder, "node.json"), "w", encoding="utf-8") as stream:
+        # It may hold a token.
+        descriptor = os.open(os.path.join(folder, "node.json"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as stream:
             json.dump(config, stream, indent=1)
 
     def _spawn(self, name: str, lifeline: Optional[int]) -> subprocess.Popen[bytes]:
@@ -173,7 +175,8 @@ class Cluster:
         if not os.path.exists(config):
             raise ClusterError(f"{name}: there is no such node in {self.folder}")
         package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        command = [sys.executable, "-m", "software_node", "daemon", "--config", config, "--dir", folder]
+        # Without site-packages: only the standard library is needed, and every start is sooner.
+        command = [sys.executable, "-S", "-E", "-m", "software_node", "daemon", "--config", config, "--dir", folder]
         command += ["--lifeline", str(lifeline)] if lifeline is not None else []
         with open(os.path.join(folder, "output"), "wb") as output:
             return subprocess.Popen(

@@ -333,7 +333,6 @@ def _return(node: Node, args: List[str], session: Session) -> None:
             held = borrow
             return node.later(settle, lambda: node.give_back(held))
     if borrow is None:
-        node.find(fdid)
         raise NodeError(errno.EINVAL, f"{fdid:x}: is not borrowed here")
     return node.give_back(borrow)
 
@@ -341,11 +340,8 @@ def _return(node: Node, args: List[str], session: Session) -> None:
 def _get_vdev(node: Node, args: List[str], session: Session) -> None:
     fdid = _fdid(args[0])
     borrow = _alive(node, fdid)
-    if borrow is None:
-        node.find(fdid)
-        raise NodeError(errno.EINVAL, f"{fdid:x}: is not borrowed here")
-    if not borrow.shown:
-        raise NodeError(errno.ENODEV, f"{fdid:x}: its virtual device is not there yet")
+    if borrow is None or not borrow.shown:
+        raise NodeError(errno.ENODEV, f"{fdid:x}: has no virtual device here")
     session.write(f"{borrow.vdev}\n")
 
 
@@ -355,7 +351,6 @@ def _p2p_arguments(node: Node, args: List[str]) -> Tuple[Borrow, Borrow, int]:
         fdid = _fdid(text)
         borrow = _alive(node, fdid)
         if borrow is None:
-            node.find(fdid)
             raise NodeError(errno.EINVAL, f"{fdid:x}: is not borrowed here")
         borrows.append(borrow)
     return borrows[0], borrows[1], _number(args[2], "BAR", 5) if len(args) > 2 else -1

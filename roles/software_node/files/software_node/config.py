@@ -306,7 +306,7 @@ def _peers(reader: _Reader) -> Tuple[Peer, ...]:
     value = reader.take("peers", {})
     if not isinstance(value, dict):
         raise reader.bad("peers", 'must be an object like {"8": "127.0.0.1:4711"}')
-    return tuple(_peer(node_id, value[node_id]) for node_id in sorted(value))
+    return tuple(_peer(node_id, value[node_id]) for node_id in value)
 
 
 def _node_ids(reader: _Reader) -> Tuple[int, ...]:
@@ -395,19 +395,29 @@ def _check(config: NodeConfig) -> None:
         raise ConfigError(f"node: host {config.host} can be reached by others; set a token or listen on 127.0.0.1")
     if any(peer.node_id in config.node_ids for peer in config.peers):
         raise ConfigError("node: a peer has this node's own id")
-    seen = set()
-    for device in config.devices:
-        if device.bdf in seen:
+    _check_devices(config.devices)
+
+
+def _check_devices(devices: Tuple[Device, ...]) -> None:
+    by_address = {device.bdf: device for device in devices}
+    for device in devices:
+        if by_address[device.bdf] is not device:
             raise ConfigError(f"device {device.bdf}: is there twice")
-        seen.add(device.bdf)
-    for device in config.devices:
-        if device.physfn and parse_bdf(device.physfn) not in seen:
+        if not device.physfn:
+            continue
+        parent = by_address.get(parse_bdf(device.physfn))
+        if parent is None or parent.physfn:
             raise ConfigError(f"device {device.bdf}: its physfn {device.physfn} is not among the devices")
+        if parent.totalvfs < sum(1 for one in devices if one.physfn == device.physfn):
+            raise ConfigError(f"device {parent.bdf}: has more virtual functions than its sriov.totalvfs")
 
 
-def with_port(config: NodeConfig, port: int) -> NodeConfig:
-    """The same node, listening on the port that it really got."""
-    return replace(config, port=port)
+def virtual_function(physical: Device, number: int) -> Device:
+    """The virtual function that a physical one makes by itself, counted from 0."""
+    low16 = physical.bdf.low16 + 1 + number
+    bdf = Bdf(physical.bdf.domain, low16 >> 8 & 0xFF, low16 >> 3 & 0x1F, low16 & 7)
+    identity = str(uuid.uuid5(_UUID_SPACE, f"{physical.uuid}/{bdf}"))
+    return replace(physical, bdf=bdf, uuid=identity, physfn=str(physical.bdf), totalvfs=0, serial="", iommu_group=-1)
 
 
 def load_json(path: str) -> Any:

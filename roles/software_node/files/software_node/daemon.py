@@ -31,11 +31,14 @@ from .wrappers import write_wrappers
 MARKER = ".software-node"
 _TREES = ("sysfs", "dev", "proc")
 _LOG_LIMIT = 4 << 20
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _BIND_SECONDS = 5.0
+_CONTROL_SECONDS = 0.05
 _PROC = {
     "self/mountinfo": "",
     "self/mounts": "",
     "mounts": "",
+    "modules": "dis_smartio 16384 0 - Live 0x0000000000000000 (O)\n",
     "swaps": "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n",
     "net/route": "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n",
     "net/ipv6_route": "",
@@ -212,6 +215,8 @@ class Daemon:
         faults = Faults(config.faults)
         self._folder = Folder(folder)
         listener = _listen(config.host, config.port)
+        # From here on an end cleans up: the signals wait until run() takes them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         self._folder.clear()
         self._log = Log(self._folder.path)
         self.node = Node(config, self._folder.path, os.path.abspath(config_path), faults, self._log.kmsg)
@@ -229,17 +234,24 @@ class Daemon:
 
     def run(self, lifeline: Optional[int]) -> None:
         """Serves until SIGTERM or SIGINT, or until the other end of the lifeline's pipe is closed."""
-        signals = (signal.SIGTERM, signal.SIGINT)
-        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         threading.Thread(target=self._peers.serve, daemon=True).start()
         threading.Thread(target=self._serve_tools, daemon=True).start()
+        threading.Thread(target=self._watch_controls, daemon=True).start()
         if lifeline is not None:
             threading.Thread(target=_watch_lifeline, args=(lifeline,), daemon=True).start()
         self._log.note(f"{self.node.config.name} listens on {self.address[0]}:{self.address[1]}")
         sys.stdout.write("ready\n")
         sys.stdout.flush()
-        signal.sigwait(signals)
+        signal.sigwait(_SIGNALS)
         self._stop()
+
+    def _watch_controls(self) -> None:
+        """Looks at the control files: plain files cannot tell that they were written to."""
+        while not self.node.stopping.wait(_CONTROL_SECONDS):
+            try:
+                self.node.obey_controls()
+            except (OSError, ValueError, KeyError) as error:
+                self._log.kmsg(f"sysfs: {error!r}")
 
     def _stop(self) -> None:
         self._log.note("ends")

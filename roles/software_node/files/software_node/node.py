@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 from .address import Bdf
-from .config import Device, NodeConfig, device_from_json, device_to_json
+from .config import Device, NodeConfig, device_from_json, device_to_json, virtual_function
 from .errors import NodeError
 from .faults import Faults
 from .output import View
@@ -98,6 +98,35 @@ class Node:
         with open(path, "w", encoding="ascii") as stream:
             stream.write(f"{value}\n")
 
+    def obey_controls(self) -> None:
+        """Does what was written to the control files of the small sysfs since the last call."""
+        with self.lock:
+            if self.stopping.is_set() or self.host is not self.tree:
+                return
+            self.tree.obey()
+            for bdf, (have, want) in self.tree.wanted_vfs().items():
+                self._set_vfs(self.devices[bdf], have, want)
+                self.tree.reset_numvfs(bdf)
+
+    def _set_vfs(self, physical: Device, have: int, want: int) -> None:
+        """As the kernel: from none to some, and back to none; not while one of them is in the pool."""
+        present = [device for device in self.devices.values() if device.physfn == str(physical.bdf)]
+        if not 0 <= want <= physical.totalvfs or (have and want):
+            self.kmsg(f"{physical.bdf}: {want} virtual functions refused, there are {have}")
+        elif any(self.pool.local(device.bdf) for device in present):
+            self.kmsg(f"{physical.bdf}: its virtual functions are in the pool")
+        elif want:
+            configured = [one for one in self.config.devices if one.physfn == str(physical.bdf)]
+            made = [virtual_function(physical, number) for number in range(want)]
+            for device in (configured + made[len(configured) :])[:want]:
+                self.devices[device.bdf] = device
+                self.tree.add(device)
+                self.tree.bind(device.bdf)
+        else:
+            for device in present:
+                self.tree.remove(device.bdf)
+                del self.devices[device.bdf]
+
     def now(self) -> float:
         """The clock of all delays."""
         return time.monotonic()
@@ -157,35 +186,32 @@ class Node:
 
     # What it asks other nodes
 
-    def remote_views(self, only: Optional[int] = None) -> Tuple[Dict[int, Tuple[int, View]], List[NodeError]]:
-        """The devices that peers let this node see, {fdid: (peer, view)}, and what went wrong with which peer.
+    def remote_views(
+        self, peers: Optional[Sequence[int]] = None
+    ) -> Tuple[Dict[int, Tuple[int, View]], List[NodeError]]:
+        """The devices that peers (default: all) let this node see, {fdid: (peer, view)}, and what went wrong.
 
         All are asked at the same time, so this takes no longer than the slowest one may.
         """
-        peers = [peer.node_id for peer in self._distinct_peers() if only in (None, peer.node_id)]
         found: Dict[int, Tuple[int, View]] = {}
         failures: List[NodeError] = []
 
         def ask(node_id: int) -> None:
             try:
                 reply = self.client.call(node_id, "list", {})
-                views = [view_from_json(one) for one in reply["devices"]]
+                views = [view_from_json(one) for one in reply.get("devices", [])]
             except NodeError as error:
                 failures.append(error)
             else:
                 found.update({view.fdid: (node_id, view) for view in views})
 
-        threads = [threading.Thread(target=ask, args=(node_id,), daemon=True) for node_id in peers]
+        asked = self.client.nodes() if peers is None else peers
+        threads = [threading.Thread(target=ask, args=(node_id,), daemon=True) for node_id in asked]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(2 * TIMEOUT)
         return dict(found), list(failures)
-
-    def _distinct_peers(self) -> List[Any]:
-        """One entry a peer, also when it has several ids."""
-        by_place = {(peer.host, peer.port): peer for peer in reversed(self.config.peers)}
-        return list(by_place.values())
 
     def find(self, fdid: int) -> Tuple[int, View]:
         """(peer, or 0 for this node; view) of a device; NodeError ENODEV, or EIO when its lender does not answer."""
@@ -197,7 +223,7 @@ class Node:
         # The part above bit 16 is usually the lender's id: then one question is enough.
         hint = fdid >> 16
         if self.client.knows(hint):
-            found, failures = self.remote_views(hint)
+            found, failures = self.remote_views([hint])
             if fdid in found:
                 return found[fdid]
         if not failures:
@@ -233,7 +259,7 @@ class Node:
     def _borrow_remote(self, origin: int, fdid: int) -> Borrow:
         reply, link = self.client.open(origin, "lend", {"fdid": fdid})
         try:
-            view, lease = view_from_json(reply["view"]), str(reply["lease"])
+            view, lease = view_from_json(reply.get("view", {})), str(reply.get("lease", ""))
         except NodeError:
             close_link(link)
             raise
@@ -317,7 +343,8 @@ class Node:
     def cut(self, node_id: int) -> None:
         """Ends the leases from a node, as when the link to it goes down."""
         with self.lock:
-            links = [borrow.link for borrow in self.borrows.values() if node_id in (borrow.origin, borrow.view.node_id)]
+            ids = self.client.ids_of(node_id)
+            links = [borrow.link for borrow in self.borrows.values() if borrow.origin in ids]
         for link in links:
             if link is not None:
                 cut_link(link)

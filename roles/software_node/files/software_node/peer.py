@@ -105,6 +105,15 @@ class PeerClient:
         """Whether a node is in the table of peers."""
         return node_id in self._peers
 
+    def ids_of(self, node_id: int) -> Set[int]:
+        """All ids of the node that has this one: it has one for each adapter."""
+        one = self._peers.get(node_id)
+        return {peer.node_id for peer in self._peers.values() if one and (peer.host, peer.port) == (one.host, one.port)}
+
+    def nodes(self) -> List[int]:
+        """One id for each node in the table."""
+        return sorted({min(self.ids_of(node_id)) for node_id in self._peers})
+
     def call(self, node_id: int, operation: str, args: Dict[str, Any]) -> Reply:
         """One request; NodeError EIO when the node does not answer, or with the errno that it answered."""
         reply, link = self.open(node_id, operation, args)
@@ -116,9 +125,9 @@ class PeerClient:
         peer = self._peers.get(node_id)
         if peer is None:
             raise NodeError(errno.EIO, f"node {node_id} is not in the table of peers")
-        down = self._link_down(node_id)
-        if down:
-            time.sleep(TIMEOUT if down == "drop" else 0)
+        downs = [self._link_down(one) for one in self.ids_of(node_id)]
+        if any(downs):
+            time.sleep(TIMEOUT if "drop" in downs else 0)
             raise NodeError(errno.EIO, f"node {node_id}: the link is down")
         deadline = time.monotonic() + TIMEOUT
         try:
@@ -147,8 +156,7 @@ class PeerClient:
         reply = json.loads(answer)
         if reply["errno"]:
             raise NodeError(int(reply["errno"]), str(reply["reason"]))
-        result: Reply = reply["result"]
-        return result
+        return dict(reply["result"])
 
 
 class PeerServer:

@@ -13,11 +13,13 @@ import os
 import re
 import shutil
 from dataclasses import dataclass, field
-from typing import Dict, List, Set
+from typing import Dict, List, Set, Tuple
 
 from .address import Bdf, parse_bdf
 from .config import Device
 
+# Drivers that are there from the start, without devices of their own.
+GENERIC_DRIVERS = ("vfio-pci", "uio_pci_generic")
 NVME_MAJOR = 4240
 BLOCK_MAJOR = 4259
 DRM_MAJOR = 4226
@@ -42,6 +44,11 @@ def _write(path: str, text: str) -> None:
         stream.write(text)
 
 
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as stream:
+        return stream.read().strip()
+
+
 def _attributes(directory: str, values: Dict[str, str]) -> None:
     for name, value in values.items():
         _write(os.path.join(directory, name), value + "\n" if value and not value.endswith("\n") else value)
@@ -61,7 +68,9 @@ class SysfsTree:
             os.makedirs(os.path.join(self.root, name))
         for name in ("block", "dev/block", "dev/char", "devices", "module", "kernel/iommu_groups"):
             os.makedirs(os.path.join(self.root, name))
-        _attributes(os.path.join(self.root, "bus/pci"), {"drivers_probe": "", "rescan": ""})
+        _attributes(os.path.join(self.root, "bus/pci"), {"drivers_probe": ""})
+        for name in GENERIC_DRIVERS:
+            self._driver_folder(name)
 
     # Functions of the bus
 
@@ -87,6 +96,8 @@ class SysfsTree:
         """Takes a function out of the tree, its driver first."""
         self.unbind(bdf)
         placed = self._placed.pop(bdf)
+        if placed.device.physfn:
+            self._leave_physical(placed)
         os.unlink(os.path.join(self.root, "bus/pci/devices", str(bdf)))
         if placed.device.iommu_group >= 0:
             group = os.path.join(self.root, "kernel/iommu_groups", str(placed.device.iommu_group))
@@ -109,19 +120,17 @@ class SysfsTree:
         return self._placed[bdf].function
 
     def bind(self, bdf: Bdf) -> None:
-        """Lets the native driver of a function take it, with its block, character or network devices."""
+        """Probes a function: the driver of driver_override takes it, else its native one, with its devices."""
         placed = self._placed[bdf]
-        if placed.driver or not placed.device.driver:
+        driver = self._wanted_driver(placed)
+        if placed.driver or not driver:
             return
-        placed.driver = placed.device.driver
-        driver = os.path.join(self.root, "bus/pci/drivers", placed.driver)
-        if not os.path.isdir(driver):
-            os.makedirs(driver)
-            _attributes(driver, {"bind": "", "unbind": "", "new_id": "", "remove_id": ""})
-        self._link(os.path.join(driver, str(bdf)), placed.path)
-        self._link(os.path.join(placed.path, "driver"), driver)
+        placed.driver = driver
+        folder = self._driver_folder(driver)
+        self._link(os.path.join(folder, str(bdf)), placed.path)
+        self._link(os.path.join(placed.path, "driver"), folder)
         build = {"nvme": self._build_nvme, "net": self._build_net, "gpu": self._build_gpu}.get(placed.device.kind)
-        if build:
+        if build and driver == placed.device.driver:
             build(placed)
         self._refresh_uevent(bdf)
 
@@ -140,6 +149,65 @@ class SysfsTree:
         os.unlink(os.path.join(self.root, "bus/pci/drivers", placed.driver, str(bdf)))
         placed.driver = placed.function = ""
         self._refresh_uevent(bdf)
+
+    # What is written to the control files
+
+    def obey(self) -> None:
+        """Does what was written to drivers_probe and to the drivers' bind and unbind since the last call."""
+        bus = os.path.join(self.root, "bus/pci")
+        for bdf in self._commanded(os.path.join(bus, "drivers_probe")):
+            self.bind(bdf)
+        for name in os.listdir(os.path.join(bus, "drivers")):
+            folder = os.path.join(bus, "drivers", name)
+            for bdf in self._commanded(os.path.join(folder, "unbind")):
+                if self._placed[bdf].driver == name:
+                    self.unbind(bdf)
+            for bdf in self._commanded(os.path.join(folder, "bind")):
+                if self._wanted_driver(self._placed[bdf]) == name:
+                    self.bind(bdf)
+
+    def wanted_vfs(self) -> Dict[Bdf, Tuple[int, int]]:
+        """Physical functions whose sriov_numvfs was written to: {address: (how many there are, how many wanted)}."""
+        result = {}
+        for bdf, placed in self._placed.items():
+            if placed.device.totalvfs:
+                text = _read(os.path.join(placed.path, "sriov_numvfs"))
+                have = len(self._virtual(placed))
+                # An empty file was just opened for writing.
+                if text and text != str(have):
+                    result[bdf] = (have, int(text) if text.isdigit() else -1)
+        return result
+
+    def reset_numvfs(self, bdf: Bdf) -> None:
+        """Shows the number of virtual functions that there are."""
+        placed = self._placed[bdf]
+        _write(os.path.join(placed.path, "sriov_numvfs"), f"{len(self._virtual(placed))}\n")
+
+    def _commanded(self, path: str) -> List[Bdf]:
+        if not os.stat(path).st_size:
+            return []
+        text = _read(path)
+        _write(path, "")
+        try:
+            bdf = parse_bdf(text)
+        except ValueError:
+            return []
+        return [bdf] if bdf in self._placed else []
+
+    def _wanted_driver(self, placed: _Placed) -> str:
+        """What driver_override says, when there is such a driver, else the native driver."""
+        override = _read(os.path.join(placed.path, "driver_override"))
+        if override in ("", "(null)"):
+            return placed.device.driver
+        known = override == placed.device.driver or override in os.listdir(os.path.join(self.root, "bus/pci/drivers"))
+        return override if known else ""
+
+    def _driver_folder(self, name: str) -> str:
+        folder = os.path.join(self.root, "bus/pci/drivers", name)
+        if not os.path.isdir(folder):
+            os.makedirs(folder)
+            _attributes(folder, {"bind": "", "unbind": ""})
+        return folder
 
     # What drivers make
 
@@ -271,14 +339,22 @@ class SysfsTree:
         if not os.path.islink(path):
             self._outside(placed, path, os.path.join(self.dev, target))
 
+    def _virtual(self, parent: _Placed) -> List[str]:
+        return sorted(name for name in os.listdir(parent.path) if name.startswith("virtfn"))
+
     def _join_physical(self, path: str, physical: Bdf) -> None:
         parent = self._placed[physical]
-        numvfs = os.path.join(parent.path, "sriov_numvfs")
-        count = sum(1 for name in os.listdir(parent.path) if name.startswith("virtfn"))
         self._link(os.path.join(path, "physfn"), parent.path)
-        self._link(os.path.join(parent.path, f"virtfn{count}"), path)
-        _write(numvfs, f"{count + 1}\n")
-        _write(os.path.join(parent.path, "sriov_totalvfs"), f"{max(parent.device.totalvfs, count + 1)}\n")
+        self._link(os.path.join(parent.path, f"virtfn{len(self._virtual(parent))}"), path)
+        self.reset_numvfs(physical)
+
+    def _leave_physical(self, placed: _Placed) -> None:
+        physical = parse_bdf(placed.device.physfn)
+        parent = self._placed[physical]
+        for name in self._virtual(parent):
+            if os.path.basename(os.readlink(os.path.join(parent.path, name))) == str(placed.device.bdf):
+                os.unlink(os.path.join(parent.path, name))
+        self.reset_numvfs(physical)
 
     def _pci_attributes(self, device: Device) -> Dict[str, str]:
         values = {

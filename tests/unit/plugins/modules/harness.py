@@ -28,7 +28,7 @@ NAMESPACE = "iofabric.sharing."
 
 #: Results that hold one entry an element of the task.
 ELEMENTS = ("connections", "devices", "pairs")
-#: What the prediction of check mode must equal when it names it at all.
+#: What the prediction of check mode must equal where both name it.
 IDENTITY = ("bdf", "fdid", "node_id", "adapter", "name", "before", "label", "source", "destination", "bar")
 
 
@@ -282,8 +282,8 @@ def agree(check: Result, apply: Result) -> None:
         for key in ("action", "state"):
             assert foreseen.get(key) == done.get(key), f"{key}: check {foreseen}\napply {done}"
         for key in IDENTITY:
-            if foreseen.get(key) is not None:
-                assert foreseen[key] == done.get(key), f"{key}: check {foreseen}\napply {done}"
+            if foreseen.get(key) is not None and done.get(key) is not None:
+                assert foreseen[key] == done[key], f"{key}: check {foreseen}\napply {done}"
     if "diff" in check and "diff" in apply:
         assert check["diff"] == apply["diff"]
 

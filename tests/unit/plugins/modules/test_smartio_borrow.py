@@ -112,15 +112,15 @@ def test_refused_arguments(fabric: Fabric, wanted: Dict[str, Any]) -> None:
 # --- how many ---------------------------------------------------------------------------------------------------------
 
 
-def test_count(fabric: Fabric, quirks: Dict[str, Any]) -> None:
-    borrower, fdids = make(fabric, **quirks)
+def test_count(fabric: Fabric, two_quirks: Dict[str, Any]) -> None:
+    borrower, fdids = make(fabric, **two_quirks)
     args = {"select": {"node_id": 4, **DRIVES}, "count": 2}
     result = case(MODULE, args, borrower, expect_changed=True, actions=["borrow", "borrow"])
     assert borrower.borrowed() == sorted([fdids[DRIVE], fdids[DRIVE2]]) == sorted(got(result))
 
 
-def test_count_grows(fabric: Fabric, quirks: Dict[str, Any]) -> None:
-    borrower, _fdids = make(fabric, **quirks)
+def test_count_grows(fabric: Fabric, two_quirks: Dict[str, Any]) -> None:
+    borrower, _fdids = make(fabric, **two_quirks)
     first = got(good(borrower, MODULE, select=DRIVES))
     result = case(MODULE, {"select": DRIVES, "count": 3}, borrower, expect_changed=True)
     assert sorted(result.actions) == ["borrow", "borrow", "none"]
@@ -135,8 +135,8 @@ def test_all(fabric: Fabric, two_quirks: Dict[str, Any]) -> None:
     assert borrower.borrowed() == sorted([fdids[DRIVE], fdids[DRIVE2], fdids[FAR]])
 
 
-def test_a_list_of_claims_takes_different_devices(fabric: Fabric, quirks: Dict[str, Any]) -> None:
-    borrower, fdids = make(fabric, **quirks)
+def test_a_list_of_claims_takes_different_devices(fabric: Fabric, two_quirks: Dict[str, Any]) -> None:
+    borrower, fdids = make(fabric, **two_quirks)
     claims = [
         {"label": "one", "select": DRIVES},
         {"label": "gpu", "fdid": fdids[GPU]},
@@ -148,8 +148,8 @@ def test_a_list_of_claims_takes_different_devices(fabric: Fabric, quirks: Dict[s
     assert got(result)[1] == fdids[GPU]
 
 
-def test_a_label_keeps_its_device(fabric: Fabric, quirks: Dict[str, Any]) -> None:
-    borrower, _fdids = make(fabric, **quirks)
+def test_a_label_keeps_its_device(fabric: Fabric, two_quirks: Dict[str, Any]) -> None:
+    borrower, _fdids = make(fabric, **two_quirks)
     claims = [{"label": name, "select": DRIVES} for name in ("one", "two", "three")]
     first = {one["label"]: one["fdid"] for one in good(borrower, MODULE, devices=claims)["devices"]}
     for order in (claims[::-1], claims[1:], claims[2:]):
@@ -248,8 +248,8 @@ def test_the_deadline(fabric: Fabric, two_quirks: Dict[str, Any]) -> None:
     assert result.says("1af4")
 
 
-def test_a_shortfall_is_named_and_given_back(fabric: Fabric, quirks: Dict[str, Any]) -> None:
-    borrower, fdids = make(fabric, **quirks)
+def test_a_shortfall_is_named_and_given_back(fabric: Fabric, two_quirks: Dict[str, Any]) -> None:
+    borrower, fdids = make(fabric, **two_quirks)
     fabric.lent_to(fdids[DRIVE], 16)
     result = bad(borrower, MODULE, select={"node_id": 4, **DRIVES}, count=2, timeout=1)
     assert "2" in result["msg"]
@@ -337,8 +337,8 @@ def test_a_device_that_never_shows_up_in_sysfs(fabric: Fabric) -> None:
 # --- returning --------------------------------------------------------------------------------------------------------
 
 
-def test_return(fabric: Fabric, quirks: Dict[str, Any]) -> None:
-    borrower, fdids = make(fabric, **quirks)
+def test_return(fabric: Fabric, two_quirks: Dict[str, Any]) -> None:
+    borrower, fdids = make(fabric, **two_quirks)
     good(borrower, MODULE, fdid=fdids[DRIVE])
     args = {"fdid": fdids[DRIVE], "state": "returned"}
     case(MODULE, args, borrower, expect_changed=True, actions=["return"])
@@ -399,8 +399,8 @@ def test_return_of_what_never_was(fabric: Fabric) -> None:
 # --- races and accidents ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("honest", [False, True])
-def test_two_borrowers_at_the_same_moment(fabric: Fabric, honest: bool) -> None:
+@pytest.mark.parametrize(("honest", "rounds"), [(False, 8), (True, 3)])
+def test_two_borrowers_at_the_same_moment(fabric: Fabric, honest: bool, rounds: int) -> None:
     """Many rounds; the lender's list does, or does not, say that a device is lent."""
     words = {"owner": "in use", "self": "in use", "other": "in use"} if honest else {}
     fabric.node(4, [nvme(DRIVE, 0), nvme(DRIVE2, 1)])
@@ -408,7 +408,7 @@ def test_two_borrowers_at_the_same_moment(fabric: Fabric, honest: bool) -> None:
     for borrower in borrowers:
         fabric.connect(4, borrower.node_id)
     fdids = fabric.lend(4, DRIVE, DRIVE2)
-    for _round in range(8):
+    for _round in range(rounds):
         runs = [start(MODULE, {**borrower.args, "select": DRIVES}) for borrower in borrowers]
         results = [running.finish() for running in runs]
         for result in results:
@@ -425,7 +425,7 @@ def test_two_borrowers_at_the_same_moment(fabric: Fabric, honest: bool) -> None:
 def test_two_claims_at_once_on_one_node(fabric: Fabric) -> None:
     """Two labels that fit the same devices end with different ones, and both are remembered."""
     borrower, _fdids = make(fabric)
-    for _round in range(4):
+    for _round in range(2):
         claims = [{"label": name, "select": DRIVES} for name in ("one", "two")]
         runs = [start(MODULE, {**borrower.args, "devices": [claim]}) for claim in claims]
         results = [running.finish() for running in runs]

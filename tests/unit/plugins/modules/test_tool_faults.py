@@ -14,6 +14,7 @@ import pytest
 from ansible_collections.iofabric.sharing.tests.unit.plugins.modules.harness import (
     Started,
     bad,
+    case,
     good,
     on,
     run,
@@ -67,8 +68,16 @@ def test_the_tool_is_found_on_path(fabric: Fabric) -> None:
         ("smartio_info", {}),
     ],
 )
-@pytest.mark.parametrize("how", ["missing", "not executable", "a folder", "not a program"])
-def test_a_tool_that_cannot_be_run(fabric: Fabric, module: str, args: Dict[str, Any], how: str) -> None:
+def test_every_module_names_the_missing_tool(fabric: Fabric, module: str, args: Dict[str, Any]) -> None:
+    lender = make(fabric)
+    lender.tool.unlink()
+    result = bad(lender, module, **args)
+    assert str(lender.tool) in result["msg"]
+    assert not result.changed
+
+
+@pytest.mark.parametrize("how", ["not executable", "a folder", "not a program"])
+def test_a_tool_that_cannot_be_run(fabric: Fabric, how: str) -> None:
     lender = make(fabric)
     lender.tool.unlink()
     if how == "not executable":
@@ -79,9 +88,8 @@ def test_a_tool_that_cannot_be_run(fabric: Fabric, module: str, args: Dict[str, 
     elif how == "not a program":
         lender.tool.write_bytes(b"\x00\x01\x02")
         lender.tool.chmod(0o755)
-    result = bad(lender, module, **args)
+    result = bad(lender, "smartio_info")
     assert str(lender.tool) in result["msg"]
-    assert not result.changed
 
 
 def test_a_missing_tool_without_a_path(fabric: Fabric) -> None:
@@ -110,7 +118,7 @@ def test_a_status_that_is_no_errno(fabric: Fabric) -> None:
     assert bad(lender, "smartio_connect", node_ids=[8]).says("200", "beyond")
 
 
-@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
 def test_exit_by_signal(fabric: Fabric, number: signal.Signals) -> None:
     lender = make(fabric)
     lender.rule("connect", "signal", signal=int(number))
@@ -154,13 +162,30 @@ def test_megabytes_beside_a_list(fabric: Fabric) -> None:
     assert [device["state"] for device in good(lender, "smartio_info")["devices"]] == ["available"]
 
 
-@pytest.mark.parametrize("command", ["add", "available", "list", "show"])
+@pytest.mark.parametrize("command", ["add", "available", "show"])
 def test_bytes_that_are_not_text(fabric: Fabric, command: str) -> None:
     lender = make(fabric)
     lender.rule(command, "binary")
     good(lender, "smartio_device", bdf=GPU)
     assert lender.pool() == {GPU: "available"}
     settled("smartio_device", {"bdf": GPU}, lender)
+
+
+def test_a_name_that_is_not_text(fabric: Fabric) -> None:
+    name = "Dev\udcff\udc80ice"
+    lender = fabric.node(4, [gpu(GPU, 1, driver=None, name=name), nvme(DRIVE, 0)])
+    case("smartio_device", {"filter": "-d 10de:"}, lender, expect_changed=True, actions=["add, available"])
+
+
+def test_a_list_that_cannot_be_read_is_not_acted_on(fabric: Fabric) -> None:
+    lender = make(fabric)
+    lender.rule("list", "binary")
+    result = bad(lender, "smartio_device", bdf=GPU)
+    assert result.says("list")
+    assert not result.changed
+    assert lender.changing() == []
+    lender.no_rules()
+    case("smartio_device", {"bdf": GPU}, lender, expect_changed=True)
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -110,12 +110,14 @@ NAMES = {
 DRIVERS = {"nvme": "nvme", "net": "mlx5_core", "gpu": "nouveau"}
 
 
-def hardware(bdf: str, vendor: str, device: str, pci_class: str, kind: str, unit: int, **more: Any) -> Dict[str, Any]:
+def hardware(
+    bdf: str, vendor: str, device_id: str, pci_class: str, kind: str, unit: int, **more: Any
+) -> Dict[str, Any]:
     """A device as ``fakefs`` describes it. Serial and UUID follow from address and unit, so that they are stable."""
     return {
         "bdf": bdf,
         "vendor": vendor,
-        "device": device,
+        "device": device_id,
         "class": pci_class,
         "subvendor": vendor,
         "subdevice": f"{0x1000 + unit:04x}",

@@ -153,7 +153,6 @@ def fault(rule: Dict[str, Any]) -> None:
     if kind == "sleep":
         time.sleep(rule["seconds"])
     if kind == "signal":
-        signal.signal(rule["signal"], signal.SIG_DFL)
         os.kill(os.getpid(), rule["signal"])
         time.sleep(60)
     if kind == "flood":

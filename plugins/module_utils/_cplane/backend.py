@@ -1,0 +1,66 @@
+# Copyright (c) 2026, the iofabric.sharing contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a server demands of a controller, whatever it is made of."""
+
+from __future__ import annotations
+
+import abc
+from typing import Sequence
+
+
+class Backend(abc.ABC):
+    """One controller that a server has opened.
+
+    The methods that reach the controller are called by its worker thread alone, one after the other, and raise
+    OSError: ETIMEDOUT when there was no answer in time (what was asked may still happen), EIO when the controller is
+    gone, anything else when it refused. The attributes do not change and may be read at any time.
+    """
+
+    label: str
+    """How the controller was configured, for messages."""
+    uri: str
+    """The BDF that clients know the controller by."""
+    cap: int
+    """The CAP register."""
+    cc: int
+    """The CC register."""
+    timeout_ms: int
+    """What the runtime record says of timeouts, in milliseconds."""
+    nsq_total: int
+    """I/O submission queues that the controller allocated; zero when it does not answer any more."""
+    ncq_total: int
+    """I/O completion queues likewise."""
+    max_depth: int
+    """The largest number of entries of a queue."""
+    qids: Sequence[int]
+    """The queue ids that clients may get, in the order in which they are given out."""
+    bar0_fd: int
+    """What clients map at offset 0 to reach BAR0; it stays the backend's."""
+    bar0_nbytes: int
+    alive_fd: int
+    """Becomes readable when the controller died, -1 when that cannot be noticed."""
+
+    @abc.abstractmethod
+    def admin(self, command: bytes) -> bytes:
+        """Execute a client's 64-byte admin command; returns the 16-byte completion, also of a failed one."""
+
+    @abc.abstractmethod
+    def create_queue_pair(self, qid: int, depth: int, sq_offset: int, cq_offset: int) -> None:
+        """Create the completion queue and the submission queue ``qid`` at these offsets of the heap."""
+
+    @abc.abstractmethod
+    def delete_queue_pair(self, qid: int) -> None:
+        """Delete both; afterwards the controller no longer touches their memory. What is not there is no error."""
+
+    @abc.abstractmethod
+    def mark_dead(self) -> str:
+        """Take note that the controller died, as ``alive_fd`` said; returns how, in words."""
+
+    @abc.abstractmethod
+    def interrupt(self) -> None:
+        """Make a call that waits in the worker thread return at once; the controller is of no use afterwards."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Let the controller go, after the worker has ended."""

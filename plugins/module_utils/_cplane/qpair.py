@@ -1,0 +1,152 @@
+# Copyright (c) 2026, the iofabric.sharing contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""I/O from a client: the memory that a server hands over, mapped, and queue pairs in it.
+
+Registers and the words of the queues are read and written as single 32-bit words of a memoryview. Python has no memory
+barriers, so this is for x86-64 only.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import time
+from typing import List, Optional
+
+from . import nvme
+from .client import Connection, QueuePair
+from .errors import ConfigError, CplaneError, ServerTimeout, WireError
+from .heap import read_descriptor, read_record
+from .nvme import Completion
+
+PRP_PAGES = 1024
+_ENTRIES_A_PAGE = nvme.PAGE // 8
+
+
+class Attached:
+    """A controller that this process is a client of: heap and BAR0 mapped, and what the records in the heap say.
+
+    A context manager; leaving it unmaps both. The connection stays open, since closing it ends everything.
+    """
+
+    def __init__(self, connection: Connection, index: int) -> None:
+        if platform.machine() != "x86_64":
+            raise ConfigError(f"I/O from Python needs x86-64, where stores keep their order, not {platform.machine()}")
+        self.connection = connection
+        self.index = index
+        attachment = connection.init(index)
+        try:
+            if os.fstat(attachment.heap_fd).st_size < attachment.heap_nbytes:
+                raise WireError("reply to INIT_CONNECTION: heap_nbytes (u64 at offset 32) is more than was handed over")
+            self._heap_map = mmap.mmap(attachment.heap_fd, attachment.heap_nbytes)
+            self._bar_map = mmap.mmap(attachment.bar0_fd, attachment.bar0_nbytes)
+        except (OSError, ValueError) as error:
+            raise CplaneError(f"cannot map what {connection.path} handed over: {error}") from None
+        finally:
+            attachment.close()
+        self.heap = memoryview(self._heap_map)
+        self.words = self.heap.cast("I")
+        self._bar_bytes = memoryview(self._bar_map)
+        self.bar = self._bar_bytes.cast("I")
+        self.record = read_record(self.heap, attachment.record_offset)
+        self.descriptor = read_descriptor(self.heap, self.record.desc_offset)
+
+    def __enter__(self) -> Attached:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unmap: a map of a BAR that is left would keep the device."""
+        # Views first, or the maps cannot be closed.
+        for view in (self.words, self.heap, self.bar, self._bar_bytes):
+            view.release()
+        self._heap_map.close()
+        self._bar_map.close()
+
+    def admin(self, command: bytes, timeout: Optional[float] = None) -> Completion:
+        """Have an admin command executed; raises what Connection.admin raises, but not for an error of NVMe."""
+        return nvme.read_completion(self.connection.admin(self.index, command, timeout))
+
+    def queue_pair(self, depth: int) -> Queue:
+        """Take an I/O queue pair of ``depth`` entries, of which all but one can be under way."""
+        return Queue(self, self.connection.alloc_ioqpair(self.index, depth))
+
+
+class Queue:
+    """An I/O queue pair of a client. Commands are numbered by the caller (0 to 65535)."""
+
+    def __init__(self, attached: Attached, pair: QueuePair) -> None:
+        self.pair = pair
+        self._attached = attached
+        self._bar = attached.bar
+        self._words = attached.words
+        self._sq_doorbell = nvme.doorbell(pair.qid, completion=False)
+        self._cq_doorbell = nvme.doorbell(pair.qid, completion=True)
+        self._tail = self._head = 0
+        self._phase = 1 << 16
+
+    def close(self) -> None:
+        """Give the queue pair back."""
+        self._attached.connection.free_ioqpair(self._attached.index, self.pair.qid)
+
+    def submit(self, command: bytes) -> None:
+        """Put one 64-byte command into the queue and ring; the caller sees to it that there is room."""
+        at = self.pair.sq_offset + self._tail * nvme.SQE
+        self._attached.heap[at : at + nvme.SQE] = command
+        self._tail = (self._tail + 1) % self.pair.depth
+        self._bar[self._sq_doorbell] = self._tail
+
+    def poll(self) -> Optional[Completion]:
+        """Return the next completion, None when there is none yet."""
+        at = self.pair.cq_offset // 4 + self._head * 4
+        if self._words[at + 3] & 1 << 16 != self._phase:
+            return None
+        start = self.pair.cq_offset + self._head * nvme.CQE
+        completion = nvme.read_completion(bytes(self._attached.heap[start : start + nvme.CQE]))
+        self._head += 1
+        if self._head == self.pair.depth:
+            self._head = 0
+            self._phase ^= 1 << 16
+        self._bar[self._cq_doorbell] = self._head
+        return completion
+
+    def wait(self, timeout: float) -> Completion:
+        """Return the next completion; raises ServerTimeout, or CplaneError when the controller has failed."""
+        end = time.monotonic() + timeout
+        completion = self.poll()
+        while completion is None:
+            if time.monotonic() > end:
+                raise ServerTimeout(f"no completion on queue {self.pair.qid} of {self._attached.record.bdf} in time")
+            if self._bar[nvme.CSTS] & nvme.CSTS_CFS:
+                raise CplaneError(f"the controller {self._attached.record.bdf} has failed (CSTS.CFS)")
+            completion = self.poll()
+        return completion
+
+    def transfer(self, opcode: int, nsid: int, lba: int, blocks: int, offset: int, nbytes: int, cid: int = 0) -> None:
+        """Submit a Read or Write of ``blocks`` (1 to 65536) between ``lba`` and the buffer at ``offset`` of the heap.
+
+        ``offset`` is a multiple of 4096. A transfer of more than two pages uses the page of PRP entries of this
+        command's place in the queue, so it takes at most 513 pages.
+        """
+        pages = self._pages(offset, nbytes)
+        prp2 = 0
+        if len(pages) == 2:
+            prp2 = pages[1]
+        elif len(pages) > 2:
+            prp2 = self._list(pages[1:])
+        self.submit(nvme.command(opcode, nsid, pages[0], prp2, lba & 0xFFFFFFFF, lba >> 32, blocks - 1, cid=cid))
+
+    def _pages(self, offset: int, nbytes: int) -> List[int]:
+        if offset % nvme.PAGE or not 1 <= nbytes <= (_ENTRIES_A_PAGE + 1) * nvme.PAGE:
+            raise WireError(f"cannot transfer {nbytes} bytes at {offset}: not aligned, or not 1 byte to 513 pages")
+        return [self._attached.descriptor.address(at) for at in range(offset, offset + nbytes, nvme.PAGE)]
+
+    def _list(self, addresses: List[int]) -> int:
+        place = self.pair.prp_offset + self._tail % PRP_PAGES * nvme.PAGE
+        data = b"".join(address.to_bytes(8, "little") for address in addresses)
+        self._attached.heap[place : place + len(data)] = data
+        return self._attached.descriptor.address(place)

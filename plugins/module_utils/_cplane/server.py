@@ -1,0 +1,843 @@
+# Copyright (c) 2026, the iofabric.sharing contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The server: one loop that reads every connection and keeps all books, and one thread a controller.
+
+The loop never waits for a controller. What reaches one (queues, admin commands) is a job of that controller's
+thread, one at a time for each connection, and a connection is not read while its job runs; the loop takes the result
+and does the accounting. Nothing is therefore shared between threads but two queues. Everything is bounded: the
+connections, what one may hold, what waits for a thread, and how long a peer may leave its replies unread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import queue
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+
+from . import wire
+from .backend import Backend
+from .client import DIRECTORY
+from .config import Config, PciConfig, parse_controllers, served_uris
+from .emulated import EmulatedBackend
+from .errors import ConfigError, CplaneError
+from .heap import KIND_ARITHMETIC, PAGE, Descriptor, Heap, HeapFull, Record
+from .listener import Access, Listener, peer_of
+from .wire import Message, Op
+
+MAX_CONNECTIONS = 64
+MAX_QUEUES = 64
+"""I/O queue pairs that one connection may hold."""
+HEAP_PER_CTRLR = 80 << 20
+QUEUE_NBYTES = 64 << 10
+"""What a submission or a completion queue takes of the heap, whatever its depth."""
+PRP_NBYTES = 4 << 20
+"""1024 pages for PRP lists, which clients use whatever the depth."""
+PAIR_NBYTES = 2 * QUEUE_NBYTES + PRP_NBYTES
+SEND_TIME = 5.0
+"""How long a peer may leave its replies unread before it is let go, in seconds."""
+_ZERO_INLINE = 256 << 10
+"""Buffers above this size are cleared by a thread, so that the loop does not stand still."""
+_FREE_AT_ONCE = 512
+"""Buffers of a client that is gone which are freed before others have their turn."""
+_PAUSE = 0.1
+"""How long not to accept when the system has no descriptors left, in seconds."""
+
+Result = Union[bytes, None, OSError]
+Opener = Callable[[Config, str, Heap], Backend]
+
+
+class Control:
+    """Tells a server to stop, or to read its settings again; may be used from signal handlers and any thread."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        self._stop = False
+        self._reload = False
+
+    def stop(self) -> None:
+        """Have serve return."""
+        self._stop = True
+        self._wake()
+
+    def reload(self) -> None:
+        """Have serve ask for the access settings again."""
+        self._reload = True
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes as well
+            os.write(self._write, b"\0")
+
+    @property
+    def stopping(self) -> bool:
+        """Whether stop was called."""
+        return self._stop
+
+    def take_reload(self) -> bool:
+        """Whether reload was called since the last time this was asked; also quiets the descriptor."""
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._read, 512):
+                pass
+        wanted, self._reload = self._reload, False
+        return wanted
+
+    def fileno(self) -> int:
+        """Return what becomes readable when something was called."""
+        return self._read
+
+    def close(self) -> None:
+        """Close the pipe."""
+        wire.close_all((self._read, self._write))
+
+
+class _Pair(NamedTuple):
+    """A queue pair that a client holds."""
+
+    qid: int
+    offset: int
+
+
+class _Client:
+    """A connection, and all that it holds."""
+
+    __slots__ = (
+        "buffers",
+        "busy",
+        "deadline",
+        "devices",
+        "events",
+        "fd",
+        "gone",
+        "out",
+        "pairs",
+        "received",
+        "sock",
+        "taken",
+    )
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.received = b""
+        self.taken = -1  # the descriptor that came with the request
+        self.out = b""  # what is left of a reply that did not fit
+        self.deadline = 0.0
+        self.events = int(select.EPOLLIN)
+        self.busy = False  # a thread has a job of it
+        self.gone = False
+        self.devices: Set[int] = set()
+        self.pairs: Dict[Tuple[int, int], _Pair] = {}
+        self.buffers: Dict[int, int] = {}
+
+    def drop_descriptor(self) -> None:
+        """Close the descriptor of the current request."""
+        if self.taken >= 0:
+            os.close(self.taken)
+            self.taken = -1
+
+
+class _Job(NamedTuple):
+    """Work for a thread, and what the loop does with its result."""
+
+    work: Callable[[], Optional[bytes]]
+    done: Callable[[Result], None]
+
+
+class _Worker:
+    """A thread that runs jobs one after the other and hands results to the loop."""
+
+    def __init__(self, name: str, finish: Callable[[Callable[[Result], None], Result], None]) -> None:
+        self._jobs: queue.SimpleQueue[Optional[_Job]] = queue.SimpleQueue()
+        self._finish = finish
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, job: _Job) -> None:
+        """Have a job run after all that were submitted before."""
+        self._jobs.put(job)
+
+    def end(self) -> None:
+        """Have the thread end, once the job that it runs is done."""
+        self._jobs.put(None)
+
+    def join(self) -> None:
+        """Wait for the thread to end."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            job = self._jobs.get()
+            if job is None:
+                return
+            result: Result
+            try:
+                result = job.work()
+            except OSError as error:
+                result = error
+            except Exception as error:  # noqa: BLE001 (a bug must not silence the controller for all others)
+                sys.excepthook(type(error), error, error.__traceback__)
+                result = OSError(errno.EIO, str(error))
+            self._finish(job.done, result)
+
+
+class _Served:
+    """A controller and the accounts that the loop keeps of it."""
+
+    def __init__(self, backend: Backend, record_offset: int, worker: _Worker) -> None:
+        self.backend = backend
+        self.record_offset = record_offset
+        self.worker = worker
+        self.free_qids = list(reversed(backend.qids))
+        self.order = {qid: place for place, qid in enumerate(backend.qids)}
+        self.nclients = 0
+        self.nqueues = 0
+        self.bdf = backend.uri.encode("ascii")
+
+    def take_qid(self) -> int:
+        """Return the first free queue id."""
+        return self.free_qids.pop()
+
+    def give_qid(self, qid: int) -> None:
+        """Take a queue id back."""
+        self.free_qids.append(qid)
+        self.free_qids.sort(key=self.order.__getitem__, reverse=True)
+
+
+class _Failed(Exception):
+    """A request ends with this errno."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def log_to_stderr(text: str) -> None:
+    """Write a line for the journal."""
+    with contextlib.suppress(OSError):  # nobody may be there to read it
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
+def open_controller(config: Config, uri: str, heap: Heap) -> Backend:
+    """Open an emulated controller; real ones need another opener."""
+    if isinstance(config, PciConfig):
+        raise ConfigError(f"{config.label}: this server serves emulated controllers only (emu:NAME)")
+    return EmulatedBackend(config, uri, heap)
+
+
+def serve(
+    controllers: Sequence[str],
+    cplane_id: int,
+    stop: Control,
+    ready: Optional[Callable[[], None]] = None,
+    directory: str = DIRECTORY,
+    heap_size: int = HEAP_PER_CTRLR,
+    access: Callable[[], Access] = Access,
+    make_heap: Callable[[int], Heap] = Heap,
+    opener: Opener = open_controller,
+    stopping: Optional[Callable[[], None]] = None,
+    log: Callable[[str], None] = log_to_stderr,
+) -> None:
+    """Serve clients of ``controllers`` (see config) under ``cplane_id`` until ``stop.stop()`` is called.
+
+    Blocks. ``ready`` is called once the socket is bound and clients can connect. ``heap_size`` is in bytes for each
+    controller; ``access`` is asked at the start and after each ``stop.reload()``; ``stopping`` is called when
+    the end begins. ``make_heap`` and ``opener`` are what another kind of
+    controller replaces. Returns when the last thing it was
+    serving has been let go. Emulated controllers are forked from the calling process, which should have no threads.
+    Raises ConfigError, AlreadyServed, UnsafePath or CplaneError when it cannot start; nothing is left behind then.
+    """
+    server = _Server(cplane_id, stop, access, log)
+    try:
+        server.open(parse_controllers(controllers), heap_size, make_heap, opener)
+        server.listen(directory)
+        if ready is not None:
+            ready()
+        server.run()
+        if stopping is not None:
+            stopping()
+    finally:
+        server.close()
+
+
+class _Server:
+    """Everything between the start and the end of serve."""
+
+    def __init__(
+        self, cplane_id: int, control: Control, access: Callable[[], Access], log: Callable[[str], None]
+    ) -> None:
+        self._id = cplane_id
+        self._control = control
+        self._ask_access = access
+        self._access = access()
+        self._log = log
+        self._epoll = select.epoll()
+        self._handlers: Dict[int, Callable[[int], None]] = {}
+        self._backends: List[Backend] = []
+        self._served: List[_Served] = []
+        self._heap: Optional[Heap] = None
+        self._listener: Optional[Listener] = None
+        self._memory: Optional[_Worker] = None
+        self._clients: Dict[int, _Client] = {}
+        self._lingering = 0  # connections that are gone while their job still runs; they keep their place
+        self._stalled: Set[_Client] = set()
+        self._garbage: Deque[_Client] = deque()
+        self._accept_again = 0.0
+        self._finished: Deque[Tuple[Callable[[Result], None], Result]] = deque()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._operations: Dict[int, Callable[[_Client, Message], Optional[Message]]] = {
+            Op.INIT_CONNECTION: self._init,
+            Op.ALLOC_IOQPAIR: self._alloc_ioqpair,
+            Op.FREE_IOQPAIR: self._free_ioqpair,
+            Op.ADMIN_CMD: self._admin,
+            Op.ALLOC_BUF: self._alloc_buf,
+            Op.FREE_BUF: self._free_buf,
+            Op.STATUS: self._status,
+            Op.REGISTER_MEM: self._register_mem,
+            Op.UNREGISTER_MEM: self._unknown_registration,
+            Op.ALLOC_IOQPAIR_AT: self._alloc_at,
+            Op.ALLOC_IOQPAIR_CQ_AT: self._alloc_at,
+        }
+
+    @property
+    def heap(self) -> Heap:
+        """The shared memory, once it is there."""
+        assert self._heap is not None
+        return self._heap
+
+    # -- start and end --------------------------------------------------------------------------------------------
+
+    def open(self, configs: Sequence[Config], heap_size: int, make_heap: Callable[[int], Heap], opener: Opener) -> None:
+        """Open every controller, write what clients read of it, and start its thread."""
+        if heap_size < PAIR_NBYTES + 16 * PAGE:
+            raise ConfigError(f"a heap of {heap_size} bytes is too small for a queue pair ({PAIR_NBYTES} bytes)")
+        try:
+            self._heap = make_heap(heap_size * len(configs))
+            # All of them before the first thread, since emulated controllers fork.
+            for config, uri in zip(configs, served_uris(configs)):
+                self._backends.append(opener(config, uri, self._heap))
+        except OSError as error:
+            raise CplaneError(
+                f"cannot get what {len(configs)} controllers of {heap_size} bytes of heap need: {error.strerror}"
+            ) from None
+        descriptor = Descriptor(KIND_ARITHMETIC, self._heap.nbytes)
+        desc_offset = self._place(descriptor.pack())
+        # Signals are the main thread's: a worker that takes one would not wake it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            self._memory = _Worker("memory", self._finish)
+            for backend in self._backends:
+                record = Record(
+                    backend.timeout_ms, backend.cap, backend.cc, self._heap.nbytes, desc_offset, backend.uri
+                )
+                worker = _Worker(backend.label, self._finish)
+                self._served.append(_Served(backend, self._place(record.pack()), worker))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _place(self, data: bytes) -> int:
+        offset = self.heap.allocate(len(data))
+        self.heap.write(offset, data)
+        return offset
+
+    def listen(self, directory: str) -> None:
+        """Take the place of the socket and watch everything."""
+        self._listener = Listener(self._id, directory, self._access)
+        self._epoll.register(self._listener.sock.fileno(), select.EPOLLIN)
+        self._watch(self._control.fileno(), self._controlled)
+        self._watch(self._wake_read, self._woken)
+        for served in self._served:
+            if served.backend.alive_fd >= 0:
+                self._watch(served.backend.alive_fd, self._died)
+
+    def _watch(self, fd: int, handler: Callable[[int], None]) -> None:
+        self._handlers[fd] = handler
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def _unwatch(self, fd: int) -> None:
+        del self._handlers[fd]
+        self._epoll.unregister(fd)
+
+    def run(self) -> None:
+        """Serve until told to stop."""
+        assert self._listener is not None
+        handlers, clients, listener = self._handlers, self._clients, self._listener.sock.fileno()
+        while not self._control.stopping:
+            timed = bool(self._stalled or self._accept_again)
+            arrived = False
+            for fd, events in self._epoll.poll(0 if self._garbage else _PAUSE if timed else None):
+                client = clients.get(fd)
+                if client is not None:
+                    self._client_event(client, events)
+                elif fd == listener:
+                    arrived = True
+                elif fd in handlers:
+                    handlers[fd](fd)
+            # Last, so that no event of a connection that ended meanwhile meets a new one with its number.
+            if arrived:
+                self._accept(listener)
+            if timed:
+                self._look_at_clock()
+            if self._garbage:
+                self._free_buffers(self._garbage.popleft())
+
+    def close(self) -> None:
+        """Let everything go: the place first, then the clients, then the controllers."""
+        if self._listener is not None:
+            try:
+                self._listener.close()
+            except (CplaneError, OSError) as error:
+                self._log(f"the socket was not removed: {error}")
+        for client in list(self._clients.values()):
+            client.sock.close()
+            client.drop_descriptor()
+        workers = [served.worker for served in self._served]
+        if self._memory is not None:
+            workers.append(self._memory)
+        for worker in workers:
+            worker.end()
+        for backend in self._backends:
+            backend.interrupt()
+        for worker in workers:
+            worker.join()
+        for backend in self._backends:
+            backend.close()
+        if self._heap is not None:
+            self._heap.close()
+        self._epoll.close()
+        wire.close_all((self._wake_read, self._wake_write))
+
+    # -- events ---------------------------------------------------------------------------------------------------
+
+    def _look_at_clock(self) -> None:
+        now = time.monotonic()
+        for client in [client for client in self._stalled if client.deadline <= now]:
+            self._drop(client)
+        if self._accept_again and self._accept_again <= now and self._listener is not None:
+            self._accept_again = 0.0
+            self._epoll.modify(self._listener.sock.fileno(), select.EPOLLIN)
+
+    def _accept(self, fd: int) -> None:
+        """Take one connection: others have their turn in between."""
+        assert self._listener is not None
+        try:
+            sock, _address = self._listener.sock.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                self._accept_again = time.monotonic() + _PAUSE
+                self._epoll.modify(fd, 0)
+            return
+        _pid, uid, gid = peer_of(sock)
+        if len(self._clients) + self._lingering >= MAX_CONNECTIONS or not self._access.allows(uid, gid):
+            sock.close()
+            return
+        sock.setblocking(False)
+        client = _Client(sock)
+        self._clients[client.fd] = client
+        self._epoll.register(client.fd, select.EPOLLIN)
+
+    def _controlled(self, _fd: int) -> None:
+        if not self._control.take_reload() or self._listener is None:
+            return
+        try:
+            access = self._ask_access()
+            self._listener.apply(access)
+        except CplaneError as error:
+            self._log(f"the settings stay as they were: {error.message}")
+            return
+        self._access = access
+        self._log("the settings were read again")
+
+    def _finish(self, done: Callable[[Result], None], result: Result) -> None:
+        """Hand a result to the loop; called by the threads."""
+        self._finished.append((done, result))
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes as well
+            os.write(self._wake_write, b"\0")
+
+    def _woken(self, fd: int) -> None:
+        os.read(fd, 4096)
+        while self._finished:
+            done, result = self._finished.popleft()
+            done(result)
+
+    def _died(self, fd: int) -> None:
+        """A controller's process ended: its clients get errors, the others do not notice."""
+        self._unwatch(fd)
+        for served in self._served:
+            if served.backend.alive_fd == fd:
+                self._log(f"{served.backend.label} ({served.backend.uri}) is gone: {served.backend.mark_dead()}")
+
+    # -- connections ----------------------------------------------------------------------------------------------
+
+    def _client_event(self, client: _Client, events: int) -> None:
+        if events & (select.EPOLLHUP | select.EPOLLERR):
+            self._drop(client)
+        elif events & select.EPOLLOUT:
+            self._send_rest(client)
+        elif events & select.EPOLLIN:
+            self._read(client)
+
+    def _read(self, client: _Client) -> None:
+        """Read at most the rest of one message, so that a descriptor belongs to the message that it came with."""
+        try:
+            data, ancillary, _flags, _address = client.sock.recvmsg(
+                wire.SIZE - len(client.received), wire.ANCILLARY_SIZE, socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return
+        except OSError:
+            self._drop(client)
+            return
+        if ancillary:
+            self._keep_one(client, wire.take_fds(ancillary))
+        if not data:
+            self._drop(client)
+            return
+        if client.received:
+            data = client.received + data
+        if len(data) < wire.SIZE:
+            client.received = data
+            return
+        client.received = b""
+        self._handle(client, Message.decode_request(data))
+
+    def _keep_one(self, client: _Client, fds: List[int]) -> None:
+        """No operation takes more than one descriptor; the others are closed at once."""
+        if fds and client.taken < 0:
+            client.taken = fds.pop(0)
+        wire.close_all(fds)
+
+    def _handle(self, client: _Client, request: Message) -> None:
+        """Answer a request, or give it to a thread."""
+        reply: Optional[Message]
+        try:
+            if request.version != wire.VERSION:
+                self._reply(client, Message(request.op, request.index, status=-errno.EPROTO))
+                if not client.gone:
+                    self._drop(client)
+                return
+            operation = self._operations.get(request.op)
+            if operation is None:
+                raise _Failed(errno.ENOSYS)
+            reply = operation(client, request)
+        except _Failed as failure:
+            reply = Message(request.op, request.index, status=-failure.number)
+        client.drop_descriptor()
+        if reply is not None:
+            self._reply(client, reply)
+
+    def _reply(self, client: _Client, reply: Message, fds: Sequence[int] = ()) -> None:
+        reply.nfds = len(fds)
+        data = reply.encode_reply()
+        try:
+            if fds:
+                sent = client.sock.sendmsg([data], wire.rights(fds), socket.MSG_NOSIGNAL)
+            else:
+                sent = client.sock.send(data, socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            if fds:
+                self._drop(client)  # its descriptors would have to be kept for it; it has read nothing for long
+                return
+            sent = 0
+        except OSError:
+            self._drop(client)
+            return
+        if sent < wire.SIZE:
+            client.out = data[sent:]
+            client.deadline = time.monotonic() + SEND_TIME
+            self._stalled.add(client)
+            self._watch_for(client, select.EPOLLOUT)
+        else:
+            self._watch_for(client, select.EPOLLIN)
+
+    def _send_rest(self, client: _Client) -> None:
+        try:
+            sent = client.sock.send(client.out, socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._drop(client)
+            return
+        client.out = client.out[sent:]
+        if not client.out:
+            self._stalled.discard(client)
+            self._watch_for(client, select.EPOLLIN)
+
+    def _watch_for(self, client: _Client, events: int) -> None:
+        """Say which events of a connection matter; that its peer is gone always does."""
+        if client.events != events:
+            client.events = events
+            self._epoll.modify(client.fd, events)
+
+    def _drop(self, client: _Client) -> None:
+        """End a connection; what it held is released once its job, if one runs, is done."""
+        client.gone = True
+        del self._clients[client.fd]
+        self._stalled.discard(client)
+        self._epoll.unregister(client.fd)
+        client.sock.close()
+        client.drop_descriptor()
+        for index in client.devices:
+            self._served[index].nclients -= 1
+        for index, _qid in client.pairs:
+            self._served[index].nqueues -= 1
+        if client.busy:
+            self._lingering += 1
+        else:
+            self._release(client)
+
+    def _release(self, client: _Client) -> None:
+        """Delete the queues of a client that is gone, then free its buffers: a controller may still write to them."""
+        waiting = len(client.pairs)
+
+        def one_deleted() -> None:
+            nonlocal waiting
+            waiting -= 1
+            if not waiting:
+                self._free_buffers(client)
+
+        for (index, _qid), pair in client.pairs.items():
+            self._delete(self._served[index], pair, one_deleted)
+        if not waiting:
+            self._free_buffers(client)
+
+    def _free_buffers(self, client: _Client) -> None:
+        """Free some buffers of a client that is gone; the rest later, so that nobody waits for thousands of them."""
+        for _ in range(min(_FREE_AT_ONCE, len(client.buffers))):
+            self.heap.free(*client.buffers.popitem())
+        if client.buffers:
+            self._garbage.append(client)
+
+    def _delete(self, served: _Served, pair: _Pair, then: Callable[[], None]) -> None:
+        """Delete a queue pair of which nobody knows any more; as long as the controller does not answer, try again."""
+
+        def done(result: Result) -> None:
+            if isinstance(result, OSError) and result.errno == errno.ETIMEDOUT:
+                served.worker.submit(job)
+                return
+            self._free_pair(served, pair, result)
+            then()
+
+        job = _Job(lambda: served.backend.delete_queue_pair(pair.qid), done)
+        served.worker.submit(job)
+
+    def _free_pair(self, served: _Served, pair: _Pair, result: Result = None) -> None:
+        """Give back the memory and the id of a pair that the controller let go of, or took with it (EIO)."""
+        if isinstance(result, OSError) and result.errno not in (errno.EIO, errno.ECANCELED):
+            self._log(f"queue pair {pair.qid} was not deleted, its memory stays reserved: {result}")
+            return
+        self.heap.free(pair.offset, PAIR_NBYTES)
+        served.give_qid(pair.qid)
+
+    def _start(
+        self, client: _Client, worker: _Worker, work: Callable[[], Optional[bytes]], done: Callable[[Result], Message]
+    ) -> None:
+        """Give a request to a thread; until its reply is sent, the connection is not read."""
+
+        def finished(result: Result) -> None:
+            client.busy = False
+            reply = done(result)
+            if client.gone:
+                self._lingering -= 1
+                self._release(client)
+            else:
+                self._reply(client, reply)
+
+        def wanted() -> Optional[bytes]:
+            # Not worth the controller's time when the client died while it waited for its turn.
+            if client.gone:
+                raise OSError(errno.ECANCELED, "the client is gone")
+            return work()
+
+        client.busy = True
+        self._watch_for(client, 0)
+        worker.submit(_Job(wanted, finished))
+
+    # -- operations -----------------------------------------------------------------------------------------------
+    # Replies to what a controller's thread does carry index 0, as those of the reference server.
+
+    def _controller(self, request: Message) -> _Served:
+        if request.index >= len(self._served):
+            raise _Failed(errno.ERANGE)
+        return self._served[request.index]
+
+    def _initialized(self, client: _Client, request: Message) -> _Served:
+        served = self._controller(request)
+        if request.index not in client.devices:
+            raise _Failed(errno.ENOTCONN)
+        return served
+
+    def _init(self, client: _Client, request: Message) -> Optional[Message]:
+        served = self._controller(request)
+        if not served.backend.nsq_total:
+            raise _Failed(errno.EIO)
+        if request.index not in client.devices:
+            client.devices.add(request.index)
+            served.nclients += 1
+        backend = served.backend
+        reply = Message(
+            Op.INIT_CONNECTION,
+            request.index,
+            {
+                "record_offset": served.record_offset,
+                "heap_nbytes": self.heap.nbytes,
+                "bar0_nbytes": backend.bar0_nbytes,
+            },
+        )
+        self._reply(client, reply, (self.heap.fd, backend.bar0_fd))
+        return None
+
+    def _status(self, client: _Client, request: Message) -> Message:
+        served = self._controller(request)
+        return Message(
+            Op.STATUS,
+            request.index,
+            {
+                "ndevs": len(self._served),
+                "nclients": len(self._clients) - 1,
+                "nclients_ctrlr": served.nclients,
+                "nqueues": served.nqueues,
+                "nsq_total": served.backend.nsq_total,
+                "ncq_total": served.backend.ncq_total,
+                "bdf": served.bdf,
+            },
+        )
+
+    def _alloc_ioqpair(self, client: _Client, request: Message) -> None:
+        served = self._initialized(client, request)
+        index, depth = request.index, request.number("depth")
+        # A queue of one entry is always full (NVM Express Base Specification 1.4, section 4.1.3).
+        if not 2 <= depth <= served.backend.max_depth:
+            raise _Failed(errno.EINVAL)
+        if len(client.pairs) >= MAX_QUEUES or not served.free_qids:
+            raise _Failed(errno.ENOSPC)
+        offset = self._allocate(PAIR_NBYTES)
+        pair = _Pair(served.take_qid(), offset)
+        cq_offset = offset + QUEUE_NBYTES
+
+        def work() -> None:
+            self.heap.zero(offset, PAIR_NBYTES)
+            served.backend.create_queue_pair(pair.qid, depth, offset, cq_offset)
+
+        def done(result: Result) -> Message:
+            if isinstance(result, OSError):
+                self._pair_failed(served, pair, result)
+                return _failure(Op.ALLOC_IOQPAIR, result)
+            client.pairs[(index, pair.qid)] = pair
+            if not client.gone:
+                served.nqueues += 1
+            return Message(
+                Op.ALLOC_IOQPAIR,
+                0,
+                {
+                    "sq_offset": offset,
+                    "cq_offset": cq_offset,
+                    "prp_offset": cq_offset + QUEUE_NBYTES,
+                    "qid": pair.qid,
+                    "depth": depth,
+                },
+            )
+
+        self._start(client, served.worker, work, done)
+
+    def _pair_failed(self, served: _Served, pair: _Pair, error: OSError) -> None:
+        if error.errno == errno.ETIMEDOUT:
+            # The controller may still create it, and use its memory: only a delete that worked ends that.
+            self._delete(served, pair, lambda: None)
+        else:
+            self._free_pair(served, pair)
+
+    def _free_ioqpair(self, client: _Client, request: Message) -> None:
+        served = self._controller(request)
+        pair = client.pairs.pop((request.index, request.number("qid")), None)
+        if pair is None:
+            # As from the reference server, whose threads answer this.
+            request.index = 0
+            raise _Failed(errno.ENOENT)
+        served.nqueues -= 1
+
+        def done(result: Result) -> Message:
+            if isinstance(result, OSError) and result.errno in (errno.ETIMEDOUT, errno.ECANCELED):
+                self._delete(served, pair, lambda: None)
+            else:
+                self._free_pair(served, pair, result)
+            if isinstance(result, OSError) and result.errno == errno.ETIMEDOUT:
+                return _failure(Op.FREE_IOQPAIR, result)
+            return Message(Op.FREE_IOQPAIR)
+
+        self._start(client, served.worker, lambda: served.backend.delete_queue_pair(pair.qid), done)
+
+    def _admin(self, client: _Client, request: Message) -> None:
+        served = self._controller(request)
+        command = request.data("command")
+
+        def done(result: Result) -> Message:
+            if isinstance(result, bytes):
+                return Message(Op.ADMIN_CMD, 0, {"completion": result})
+            return _failure(Op.ADMIN_CMD, result)
+
+        self._start(client, served.worker, lambda: served.backend.admin(command), done)
+
+    def _allocate(self, nbytes: int) -> int:
+        try:
+            return self.heap.allocate(nbytes)
+        except HeapFull:
+            raise _Failed(errno.ENOMEM) from None
+
+    def _alloc_buf(self, client: _Client, request: Message) -> Optional[Message]:
+        nbytes = request.number("nbytes")
+        if not client.devices:
+            raise _Failed(errno.ENOTCONN)
+        if not nbytes:
+            raise _Failed(errno.EINVAL)
+        offset = self._allocate(nbytes)
+        client.buffers[offset] = nbytes
+        reply = Message(Op.ALLOC_BUF, request.index, {"offset": offset})
+        if nbytes <= _ZERO_INLINE:
+            self.heap.zero(offset, nbytes)
+            return reply
+        assert self._memory is not None
+        self._start(client, self._memory, lambda: self.heap.zero(offset, nbytes), lambda _result: reply)
+        return None
+
+    def _free_buf(self, client: _Client, request: Message) -> Message:
+        offset = request.number("offset")
+        nbytes = client.buffers.pop(offset, None)
+        if nbytes is None:
+            raise _Failed(errno.ENOENT)
+        self.heap.free(offset, nbytes)
+        return Message(Op.FREE_BUF, request.index)
+
+    def _register_mem(self, client: _Client, request: Message) -> None:
+        """Memory of clients cannot be mapped: type1 has no way to take a dma-buf, nor has an emulated controller."""
+        self._controller(request)
+        request.index = 0
+        raise _Failed(errno.EINVAL if client.taken < 0 or not request.number("nbytes") else errno.EOPNOTSUPP)
+
+    def _unknown_registration(self, _client: _Client, request: Message) -> None:
+        self._controller(request)
+        request.index = 0
+        raise _Failed(errno.ENOENT)
+
+    def _alloc_at(self, client: _Client, request: Message) -> None:
+        self._initialized(client, request)
+        self._unknown_registration(client, request)
+
+
+def _failure(op: Op, result: Result) -> Message:
+    number = result.errno if isinstance(result, OSError) and result.errno else errno.EIO
+    return Message(op, 0, status=-number)

@@ -1,0 +1,109 @@
+# Copyright (c) 2026, the iofabric.sharing contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a module call asks of one server, as a checked dataclass."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
+
+from .._pci.address import check_written, normalise
+from .client import MAX_ID
+from .config import Config, EmulatedConfig, parse_controllers, served_uris
+from .errors import ConfigError
+
+_SIZE = re.compile(r"([0-9]{1,15})([KMGT]?)i?B?\Z", re.IGNORECASE)
+_CLAIM = "claim:"
+
+Labels = Callable[[str], List[str]]
+"""The virtual BDFs that are borrowed under a label now; empty where there are none."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One server. ``controllers`` are as configured (``claim:LABEL`` already resolved), ``uris`` as clients see them.
+
+    ``heap_size`` is in bytes for each controller, ``socket_mode`` an octal number's text; None leaves a thing to the
+    server's default.
+    """
+
+    cplane_id: int
+    controllers: Tuple[str, ...] = ()
+    uris: Tuple[str, ...] = ()
+    emulated: bool = False
+    server: str = "auto"
+    backend: Optional[str] = None
+    heap_size: Optional[int] = None
+    manager: str = "auto"
+    socket_mode: str = "0660"
+    socket_group: Optional[str] = None
+    allow_uids: Tuple[int, ...] = ()
+    unresolved: Tuple[str, ...] = ()
+    """Labels under which nothing is borrowed (yet)."""
+
+
+def wanted_from(element: Mapping[str, Any], labels: Labels) -> Wanted:
+    """A server from a module call's element. Raises ConfigError (or AddressError) that names what is wrong."""
+    cplane_id = check_id(element["cplane_id"])
+    written, unresolved = _resolve(element.get("controllers") or [], labels)
+    configs: Sequence[Config] = parse_controllers(written) if written else []
+    return Wanted(
+        cplane_id=cplane_id,
+        controllers=tuple(written),
+        uris=tuple(served_uris(configs)),
+        emulated=any(isinstance(config, EmulatedConfig) for config in configs),
+        server=element["server"],
+        backend=element.get("backend"),
+        heap_size=None if element.get("heap_size") is None else size(element["heap_size"], "heap_size"),
+        manager=element["manager"],
+        socket_mode=_mode(element["socket_mode"]),
+        socket_group=element.get("socket_group"),
+        allow_uids=tuple(sorted(set(element.get("allow_uids") or ()))),
+        unresolved=tuple(unresolved),
+    )
+
+
+def check_id(cplane_id: int) -> int:
+    """A control plane's id that clients can use: they read 0 as "not shared"."""
+    if not 1 <= cplane_id <= MAX_ID:
+        raise ConfigError(f"cplane_id: {cplane_id} is not a number from 1 to {MAX_ID} (clients read 0 as 'not shared')")
+    return cplane_id
+
+
+def uri_of(value: object) -> str:
+    """A controller's URI as servers list it: a BDF in full, or what else a server may name."""
+    text = check_written(value, "controllers")
+    return (
+        normalise(text) if re.fullmatch(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]", text) else text
+    )
+
+
+def _resolve(controllers: Sequence[object], labels: Labels) -> Tuple[List[str], List[str]]:
+    """The controllers in a stable order, since a server's controllers are a set; and the labels that hold nothing."""
+    written, unresolved = [], []
+    for value in controllers:
+        text = check_written(value, "controllers")
+        if text.startswith(_CLAIM):
+            bdfs = labels(text[len(_CLAIM) :])
+            written += bdfs
+            unresolved += [] if bdfs else [text[len(_CLAIM) :]]
+        else:
+            written.append(text if text.startswith("emu:") else normalise(text))
+    return sorted(dict.fromkeys(written)), unresolved
+
+
+def size(value: object, option: str) -> int:
+    """A size as people write it (bytes, or with K, M, G, T as powers of 1024), in bytes."""
+    match = _SIZE.match(str(value).strip())
+    if match is None or int(match.group(1)) == 0:
+        raise ConfigError(f"{option}: {value!a} is not a size such as 80M or 83886080")
+    return int(match.group(1)) << {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}[match.group(2).upper()]
+
+
+def _mode(value: object) -> str:
+    text = str(value)
+    if not re.fullmatch(r"0?[0-7]{3}", text):
+        raise ConfigError(f"socket_mode: {value!a} is not an octal mode; quote it, as in '0660'")
+    return text.rjust(4, "0")

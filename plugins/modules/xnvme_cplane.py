@@ -1,0 +1,381 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the iofabric.sharing contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Manage servers of the xNVMe control plane."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: xnvme_cplane
+short_description: Serve NVMe controllers to the processes of a host (xNVMe control plane)
+version_added: 0.1.0
+author: The iofabric.sharing contributors (@iofabric)
+description:
+  - Starts, stops and restarts servers of the xNVMe control plane. A server opens NVMe controllers and hands
+    descriptors, queues and buffers to client processes over a unix socket.
+  - Two servers can be managed, the reference tool C(homi) for real controllers, and the collection's own for
+    emulated ones. The program of the latter is put on the node where it is needed.
+  - A server with clients is never stopped or restarted without O(force). Mode, group and allow list change under a
+    running server; other controllers take a restart; every other difference is reported as C(restart_pending) and
+    takes effect when the server has no clients.
+  - A server under the same id that was not started by this module is left as it is where it serves what is wanted.
+options:
+  cplane_id:
+    description:
+      - Id of the control plane, from 1 to 4294967295. Clients name it (C(--homi-id)).
+    type: int
+  controllers:
+    description:
+      - The controllers to serve, a set. PCI addresses (quoted), C(emu:NAME?size=64M) for emulated ones, or
+        C(claim:LABEL) for what is borrowed under a label of M(iofabric.sharing.smartio_borrow).
+    type: list
+    elements: raw
+  servers:
+    description:
+      - Several servers in one task. What an element does not say is taken from the options of the same name.
+    type: list
+    elements: dict
+    suboptions:
+      cplane_id:
+        description: Id of the control plane, as O(cplane_id).
+        type: int
+        required: true
+      controllers:
+        description: The controllers to serve, as O(controllers).
+        type: list
+        elements: raw
+      server:
+        description: Which server, as O(server).
+        type: str
+        choices: [auto, homi, native]
+      backend:
+        description: Backend, as O(backend).
+        type: str
+      heap_size:
+        description: Size of the heap, as O(heap_size).
+        type: str
+      manager:
+        description: Manager, as O(manager).
+        type: str
+        choices: [auto, systemd, process]
+      socket_mode:
+        description: Mode of the socket, as O(socket_mode).
+        type: str
+      socket_group:
+        description: Group of the socket, as O(socket_group).
+        type: str
+      allow_uids:
+        description: Users that are served, as O(allow_uids).
+        type: list
+        elements: int
+  state:
+    description:
+      - V(started), a server answers and lists exactly the wanted controllers. V(stopped), nobody serves the id.
+      - V(restarted) stops a server that runs and starts it, each time.
+    type: str
+    choices: [started, stopped, restarted]
+    default: started
+  server:
+    description:
+      - V(homi), the reference tool. V(native), the collection's own server.
+      - V(auto) keeps what runs, else takes C(homi), else V(native) if all controllers are emulated.
+    type: str
+    choices: [auto, homi, native]
+    default: auto
+  backend:
+    description:
+      - Backend that C(homi) is started with (C(--be)).
+    type: str
+  heap_size:
+    description:
+      - Memory to share for each controller, in bytes or with K, M, G; by default the server's own choice.
+    type: str
+  manager:
+    description:
+      - V(process), a detached process. V(systemd), an instance of the unit C(xnvme-cplane@.service).
+      - V(auto) takes V(systemd) where the unit is installed.
+    type: str
+    choices: [auto, systemd, process]
+    default: auto
+  socket_mode:
+    description:
+      - Mode of the socket, octal and quoted.
+    type: str
+    default: '0660'
+  socket_group:
+    description:
+      - Group of the socket, by name or number; by default that of the server.
+    type: str
+  allow_uids:
+    description:
+      - Users that are served, by number; by default everybody who may open the socket.
+      - Only the V(native) server checks.
+    type: list
+    elements: int
+    default: []
+  drain_timeout:
+    description:
+      - Seconds to wait for clients to leave before a stop or restart is refused.
+    type: float
+    default: 0
+  force:
+    description:
+      - Stop or restart a server that has clients, and kill one that does not end.
+    type: bool
+    default: false
+  timeout:
+    description:
+      - Seconds that a server may take to start or to stop.
+    type: float
+    default: 60
+  homi:
+    description:
+      - The reference tool, as a path or a name on E(PATH).
+    type: str
+    default: homi
+  program:
+    description:
+      - Path of the native server's program on the node. By default the collection brings its own.
+    type: path
+  socket_dir:
+    description:
+      - The folder of sockets. Clients look in C(/tmp).
+    type: path
+    default: /tmp
+  state_dir:
+    description:
+      - The folder in which servers are remembered.
+      - By default C(/run/iofabric/cplane), without root a folder of the user's own.
+    type: path
+  tool:
+    description:
+      - The program C(smartio_tool), for C(claim:LABEL).
+    type: str
+    default: smartio_tool
+  sysfs:
+    description:
+      - Where sysfs is mounted, for C(claim:LABEL).
+    type: path
+    default: /sys
+  proc:
+    description:
+      - Where proc is mounted, for C(claim:LABEL).
+    type: path
+    default: /proc
+  dev:
+    description:
+      - The folder of device nodes, for C(claim:LABEL).
+    type: path
+    default: /dev
+  smartio_state_dir:
+    description:
+      - O(iofabric.sharing.smartio_borrow#module:state_dir) of the module that borrowed under the label.
+    type: path
+    default: /run/smartio
+notes:
+  - Clients of one server can overwrite each other's queues and buffers. They are one trust domain.
+  - A real controller must be bound to C(vfio-pci) before it can be served.
+attributes:
+  check_mode:
+    support: full
+    description: Can run in check mode and predict what a run would do, without running a command that changes anything.
+    details: What waits for clients to leave (O(drain_timeout)) or for a device to be borrowed is C(pending).
+  diff_mode:
+    support: full
+    description: Will return what has changed (or would change in check mode) when in diff mode.
+  platform:
+    support: full
+    description: The systems that the module works on.
+    platforms: linux
+  idempotent:
+    support: partial
+    description: When run twice in a row with the same arguments, the second run changes nothing.
+    details: With O(state=restarted) every run restarts.
+  action_group:
+    support: full
+    description: Use C(group/iofabric.sharing.cplane) in C(module_defaults) to set defaults for the cplane modules.
+    membership:
+      - iofabric.sharing.all
+      - iofabric.sharing.cplane
+"""
+
+EXAMPLES = r"""
+- name: Serve an emulated controller to the processes of a CI host
+  iofabric.sharing.xnvme_cplane:
+    cplane_id: 7
+    controllers: ["emu:scratch?size=256M"]
+    socket_group: ci
+
+- name: Serve a real drive with homi
+  iofabric.sharing.xnvme_cplane:
+    cplane_id: 1
+    controllers: ["0000:81:00.0"]
+    server: homi
+
+- name: Serve what was borrowed under a label
+  iofabric.sharing.xnvme_cplane:
+    cplane_id: 2
+    controllers: ["claim:build-scratch"]
+
+- name: Stop a server once its clients have left, for at most five minutes
+  iofabric.sharing.xnvme_cplane:
+    cplane_id: 7
+    state: stopped
+    drain_timeout: 300
+
+# Ad hoc: ansible ci -m iofabric.sharing.xnvme_cplane -a 'cplane_id=7 controllers=emu:scratch'
+"""
+
+RETURN = r"""
+server:
+  description: The server, as an entry of RV(servers).
+  returned: when one server is managed
+  type: dict
+servers:
+  description: One entry for each server, in the order given.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    cplane_id:
+      description: Id of the control plane.
+      type: int
+      sample: 7
+    alive:
+      description: Whether somebody serves the id.
+      type: bool
+    pid:
+      description: The process that serves it. Null where it is not known (yet).
+      type: int
+    version:
+      description: Version of the wire format. Null where nobody answers in one that is known.
+      type: int
+      sample: 4
+    protocol:
+      description:
+        - C(ok), C(mismatch) for another wire version, C(unknown) for a server that does not answer.
+        - Null where nobody serves.
+      type: str
+      sample: ok
+    connections:
+      description: Connections that the server has, that of this module included.
+      type: int
+      sample: 1
+    clients:
+      description: Clients that are connected, without this module.
+      type: int
+      sample: 0
+    restart_pending:
+      description: The server runs with other settings than the wanted ones, and has clients.
+      type: bool
+    controllers:
+      description: What the server says of its controllers.
+      type: list
+      elements: dict
+      contains:
+        name:
+          description: The controller as it was configured.
+          type: str
+          sample: emu:scratch?size=256M
+        uri:
+          description: The address that clients name.
+          type: str
+          sample: "ffff:1a:02.3"
+        connections:
+          description: Clients that were given this controller's descriptors.
+          type: int
+        nsq_used:
+          description: I/O submission queues in use.
+          type: int
+        ncq_used:
+          description: I/O completion queues in use.
+          type: int
+        nsq_total:
+          description: I/O submission queues that the controller has; zero when it did not answer.
+          type: int
+        ncq_total:
+          description: I/O completion queues that the controller has; zero when it did not answer.
+          type: int
+        initialized:
+          description: Whether the server answered for the controller.
+          type: bool
+    error:
+      description: Why a server that is there could not be understood.
+      type: str
+    action:
+      description: What was done (in check mode would be). C(start), C(stop), C(configure), C(none), or C(pending).
+      type: str
+      sample: start
+pending:
+  description: Check mode could not tell what a run would do.
+  returned: in check mode, where it is so
+  type: bool
+errors:
+  description: One entry for each server that failed or was refused, with the sentence and its details.
+  returned: on failure of elements
+  type: list
+  elements: dict
+"""
+
+from ansible_collections.iofabric.sharing.plugins.module_utils._ansible import run_module
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.serving import (
+    MANAGERS,
+    SERVERS,
+    STATES,
+    resource,
+)
+from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.labels import labels_of
+
+
+def main() -> None:
+    """Run the module."""
+    text = {"type": "str"}
+    one = {
+        "controllers": {"type": "list", "elements": "raw"},
+        "server": {"type": "str", "choices": list(SERVERS)},
+        "backend": text,
+        "heap_size": text,
+        "manager": {"type": "str", "choices": list(MANAGERS)},
+        "socket_mode": text,
+        "socket_group": text,
+        "allow_uids": {"type": "list", "elements": "int"},
+    }
+    run_module(
+        {
+            **one,
+            "cplane_id": {"type": "int"},
+            "servers": {
+                "type": "list",
+                "elements": "dict",
+                "options": {**one, "cplane_id": {"type": "int", "required": True}},
+            },
+            "state": {"type": "str", "choices": list(STATES), "default": "started"},
+            "server": {"type": "str", "choices": list(SERVERS), "default": "auto"},
+            "manager": {"type": "str", "choices": list(MANAGERS), "default": "auto"},
+            "socket_mode": {"type": "str", "default": "0660"},
+            "allow_uids": {"type": "list", "elements": "int", "default": []},
+            "drain_timeout": {"type": "float", "default": 0},
+            "force": {"type": "bool", "default": False},
+            "timeout": {"type": "float", "default": 60},
+            "homi": {"type": "str", "default": "homi"},
+            "program": {"type": "path"},
+            "socket_dir": {"type": "path", "default": "/tmp"},  # noqa: S108 - where clients look
+            "state_dir": {"type": "path"},
+            "tool": {"type": "str", "default": "smartio_tool"},
+            "sysfs": {"type": "path", "default": "/sys"},
+            "proc": {"type": "path", "default": "/proc"},
+            "dev": {"type": "path", "default": "/dev"},
+            "smartio_state_dir": {"type": "path", "default": "/run/smartio"},
+            # Set by the action plugin: what the collection's own program is, and where it was put for the taking.
+            "_program_digest": {"type": "str"},
+            "_program_source": {"type": "path"},
+        },
+        lambda params: resource(params, labels_of(params)),
+        mutually_exclusive=[("cplane_id", "servers")],
+        required_one_of=[("cplane_id", "servers")],
+    )
+
+
+if __name__ == "__main__":
+    main()
