@@ -383,7 +383,8 @@ def test_the_fabrics_own_adapter_is_never_lent(fabric: Fabric) -> None:
 
 def test_a_check_that_cannot_be_made_is_a_reason(fabric: Fabric) -> None:
     lender = make(fabric)
-    (lender.proc / "1/mountinfo").unlink()
+    for name in ("mountinfo", "mounts"):
+        (lender.proc / "1" / name).unlink()
     bad(lender, MODULE, bdf=DRIVE)
     assert lender.changing() == []
 
