@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, TypeVar
 
@@ -239,8 +240,8 @@ def prepare(folder: Path, suites: Sequence[str]) -> None:
     RUN.mkdir(exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
-        for suite in suites:
-            bases.make(folder / "bases", suite)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda suite: bases.make(folder / "bases", suite), suites))
         if not (folder / "id_ed25519").exists():
             _command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(folder / "id_ed25519"))
         with _locked(RUN):

@@ -11,8 +11,8 @@ Runs on the node. Standard input is a JSON object:
 - ``sbin``: the folder that holds the tools
 - ``files``: for place, the program's files and their texts
 
-Standard output is a JSON object: for look ``modules`` (real dis_* modules that are loaded), ``tools`` (a smartio_tool that is
-not the software node's) and ``systemd``; otherwise ``changed``.
+Standard output is a JSON object: for look ``modules`` (real dis_* modules that are loaded), ``tools`` (a smartio_tool
+that is not the software node's) and ``systemd``; otherwise ``changed``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def place(data: Dict[str, Any]) -> Dict[str, Any]:
     wanted: Dict[str, str] = data["files"]
     have = [name for name in os.listdir(folder) if name.endswith(".py")] if os.path.isdir(folder) else []
     surplus = [name for name in have if name not in wanted]
-    differing = [name for name in wanted if name not in have or read(os.path.join(folder, name)).decode() != wanted[name]]
+    same = [name for name in have if name in wanted and read(os.path.join(folder, name)) == wanted[name].encode()]
+    differing = [name for name in wanted if name not in same]
     if data["check"] or not surplus + differing:
         return {"changed": bool(surplus + differing)}
     os.makedirs(folder, mode=0o755, exist_ok=True)
