@@ -87,7 +87,7 @@ def parse_show(fdid: str, text: str) -> FabricDevice:
     fields: Dict[str, Any] = {}
     for key, value in _pairs(text).items():
         if key in _SHOW_TEXT:
-            fields[_SHOW_TEXT[key]] = value
+            fields[_SHOW_TEXT[key]] = value if key == "name" or "\ufffd" not in value else None
         elif key in _SHOW_HEX:
             fields[_SHOW_HEX[key]] = _hex_id(value)
         elif key in _SHOW_NUMBER:

@@ -16,6 +16,7 @@ from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.lending 
     LocalDevice,
     Options,
     commands,
+    outweigh,
     plan_device,
     refusal,
 )
@@ -245,7 +246,7 @@ def test_the_plan_is_what_the_commands_lead_to(name: str) -> None:
         for options in OPTIONS:
             item = plan_device(known, want, options)
             assert item.name == BDF
-            assert item.before == known.state
+            assert item.before == outweigh(known, want, options).state
             if not item.actions:
                 assert item.after == item.before
             else:
