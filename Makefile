@@ -13,12 +13,18 @@ SANITY_PYTHON ?=
 PYTEST_WORKERS ?= auto
 # What is handed to pytest in addition, for instance PYTEST_ARGS='-k borrow'.
 PYTEST_ARGS ?=
+# Which Molecule scenario `make test-hosts` runs, as -s NAME; all of them by default.
+SCENARIO ?= --all
+# Where the root file systems of the test hosts are kept.
+HOSTS_DIR ?= $(CURDIR)/.build/hosts
+export HOSTS_DIR
 # What `make demo` runs, with the environment's Python.
 DEMO_RUNNER := extensions/demo/run.py
 
 VENV := .venv
 VENV_LINT := .venv-lint
 VENV_SANITY := .venv-sanity
+VENV_HOSTS := .venv-hosts
 COLLECTION := .build/collections/ansible_collections/iofabric/sharing
 # Which packages mypy checks: those that run on a node.
 MYPY_PACKAGES := -p ansible_collections.iofabric.sharing.plugins.module_utils
@@ -42,7 +48,7 @@ export ANSIBLE_ASYNC_DIR := $(CURDIR)/.build/ansible/async
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/.build/collections
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.build/hypothesis
 
-.PHONY: help demo test lint sanity clean FORCE
+.PHONY: help demo test lint sanity test-hosts prepare-hosts clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -61,6 +67,20 @@ lint: $(VENV_LINT)/lint.stamp $(COLLECTION) ## run ruff, mypy, shellcheck, yamll
 
 sanity: $(VENV_SANITY)/sanity.stamp ## run ansible-test sanity on the newest ansible-core, without an ignore file
 	$(VENV_SANITY)/bin/python tests/tools/sanity.py
+
+# Without the folders of temporary files on this machine: the hosts have their own.
+IN_LAB = [ -t 1 ] || export NO_COLOR=1; env -u ANSIBLE_REMOTE_TEMP -u ANSIBLE_ASYNC_DIR HOME="$(CURDIR)/.build/home" \
+  PATH="$(CURDIR)/$(VENV_HOSTS)/bin:$$PATH" python -B tests/hosts/hosts.py run
+
+test-hosts: prepare-hosts $(VENV_HOSTS)/hosts.stamp $(COLLECTION) ## boot Debian hosts and run the Molecule scenarios on them, as root
+	@mkdir -p .build/home
+	$(VENV_HOSTS)/bin/python -m pytest -q tests/hosts/test_lab.py
+	$(IN_LAB) python -m pytest -q tests/hosts/test_hosts.py
+	$(IN_LAB) molecule test $(SCENARIO)
+
+# First of all, since it is what tells that this machine cannot do it.
+prepare-hosts: .build/python
+	"$$(head -n 1 .build/python)" -B tests/hosts/hosts.py prepare
 
 clean: ## remove everything that the other targets made
 	rm -rf .build .venv .venv-* .ansible .mypy_cache .pytest_cache .ruff_cache .hypothesis tests/output
@@ -107,4 +127,9 @@ $(VENV_LINT)/lint.stamp: requirements-lint.txt requirements-demo.txt .build/pyth
 $(VENV_SANITY)/sanity.stamp: requirements-sanity.txt requirements-demo.txt .build/python-sanity
 	"$$(head -n 1 .build/python-sanity)" -m venv --clear $(VENV_SANITY)
 	$(VENV_SANITY)/bin/python $(PIP_INSTALL) -r requirements-sanity.txt
+	@touch $@
+
+$(VENV_HOSTS)/hosts.stamp: requirements-hosts.txt requirements-demo.txt .build/python
+	"$$(head -n 1 .build/python)" -m venv --clear $(VENV_HOSTS)
+	$(VENV_HOSTS)/bin/python $(PIP_INSTALL) -r requirements-hosts.txt
 	@touch $@

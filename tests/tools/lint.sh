@@ -24,6 +24,8 @@ check ruff ruff check --no-fix .
 check ruff-format ruff format --check .
 check mypy mypy "$@"
 check mypy-tools mypy tests/tools
+check mypy-roles mypy roles/*/files/*.py
+check mypy-hosts env MYPYPATH=tests/hosts mypy tests/hosts/hosts.py
 check shellcheck shellcheck .ci/run tests/tools/*.sh
 check yamllint yamllint --strict .
 check ansible-lint ansible-lint --offline --strict

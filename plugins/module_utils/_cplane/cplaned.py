@@ -56,9 +56,13 @@ def _numbers(path: str, name: str, found: Dict[str, object], default: FrozenSet[
     value = found.get(name)
     if value is None:
         return default
-    if not isinstance(value, list) or not all(type(number) is int and 0 <= number < 2**32 for number in value):
+    if not isinstance(value, list) or not all(_is_id(number) for number in value):
         raise ConfigError(f"{path}: {name} must be a list of numbers")
     return frozenset(value)
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**32
 
 
 def _mode(text: object) -> int:

@@ -615,7 +615,7 @@ class _Server:
 
     def _free_buffers(self, client: _Client) -> None:
         """Free some buffers of a client that is gone; the rest later, so that nobody waits for thousands of them."""
-        for _ in range(min(_FREE_AT_ONCE, len(client.buffers))):
+        for _count in range(min(_FREE_AT_ONCE, len(client.buffers))):
             self.heap.free(*client.buffers.popitem())
         if client.buffers:
             self._garbage.append(client)

@@ -255,21 +255,21 @@ def test_why_not(words: Dict[str, str], text: str) -> None:
 def test_shortfall_names_every_reason() -> None:
     words = {"40001": "unavailable", "40002": "in use"}
     pool = replace(fabric(FOUR, words, here=["80001"]), failed={"c0001": SharingError("no answer")})
-    error = shortfall(claim(select=NVME, count=3), 1, pool, {"40002": "40002: EBUSY"})
+    error = shortfall(claim(select=NVME, count=3), ["80001"], pool, {"40002": "40002: EBUSY"})
     assert error.message.startswith("claim: 1 of 3 devices could be borrowed; ")
     assert error.details["reasons"] == [
         "40001 is unavailable",
         "40002: EBUSY",
         "c0001 could not be looked at: no answer",
     ]
-    assert "1 of all devices" in shortfall(claim(select=NVME, count=None), 1, pool, {}).message
-    assert "no other device in the pool matches" in shortfall(claim(select=GPU), 0, fabric(FOUR[:1]), {}).message
+    assert "1 of all devices" in shortfall(claim(select=NVME, count=None), ["80001"], pool, {}).message
+    assert "no other device in the pool matches" in shortfall(claim(select=GPU), [], fabric(FOUR[:1]), {}).message
 
 
 def test_shortfall_of_many() -> None:
     many = [device(f"400{number:02x}") for number in range(1, 30)]
     pool = fabric(many, {one.fdid: "unavailable" for one in many})
-    error = shortfall(claim(select=NVME), 0, pool, {})
+    error = shortfall(claim(select=NVME), [], pool, {})
     assert error.message.endswith("; and 21 more (see reasons)")
     assert len(error.details["reasons"]) == 29  # type: ignore[arg-type]
 
@@ -289,11 +289,11 @@ def raw_select(**given_: object) -> Dict[str, object]:
     [
         (raw(fdid="0x80C00"), Claim("0x80C00", "80c00")),
         (raw(fdid=80000, dma_window=512), Claim("80000", "80000", dma_window="512")),
-        (raw(label="a"), Claim("label 'a'", label="a")),
+        (raw(label="a"), Claim("label a", label="a")),
         (raw(fdid="80000", label=""), Claim("80000", "80000")),
         (
             raw(select=raw_select(vendor_id="0x144D", node_id=4), count=3, label="a"),
-            Claim("select {node_id: 4, vendor_id: 0x144D}", None, FabricSelect(4, vendor_id="144d"), "a", 3),
+            Claim("a (select {node_id: 4, vendor_id: 0x144D})", None, FabricSelect(4, vendor_id="144d"), "a", 3),
         ),
         (
             raw(select=raw_select(bdf="81:00.0", device_id="1"), all=True),

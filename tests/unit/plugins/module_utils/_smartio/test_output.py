@@ -96,7 +96,9 @@ def test_list_line(line: str, entry: PoolEntry) -> None:
         assert parsed.unread == ()
 
 
-@pytest.mark.parametrize("text", ["", "\n", "\r\n\r\n", "No devices\n", "Devices in the pool:\n", "----\n", " \t \n"])
+@pytest.mark.parametrize(
+    "text", ["", "\n", "\r\n\r\n", "No devices\n", "Devices in the pool:\n", "----\n", " \t \n", "\ufffd\ufffd\n"]
+)
 def test_list_notes_are_passed_over(text: str) -> None:
     assert parse_list(text).entries == ()
     assert parse_list(text).unread == ()
@@ -105,9 +107,6 @@ def test_list_notes_are_passed_over(text: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "80002: NV\ufffdMe [available]",
-        "\ufffd\ufffd\ufffd",
-        "80002: NVMe [avail\x1b[0mable]",
         "zz: NVMe [available]",
         "80002 NVMe [available]",
         "12345678901234567: NVMe [available]",
@@ -118,6 +117,20 @@ def test_list_hands_on_what_it_cannot_read(line: str) -> None:
     assert [entry.fdid for entry in parsed.entries] == ["80000", "80004"]
     assert len(parsed.unread) == 1
     assert parsed.unread[0].isprintable()
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "word"),
+    [
+        ("80002: NV\ufffdMe [available]", "NV\ufffdMe", "available"),
+        ("80002: NVMe \ufffd", "NVMe \ufffd", ""),
+        ("80002: NV\x00Me [unavailable]", "NV\ufffdMe", "unavailable"),
+        ("80002: NVMe [avail\ufffdable]", "NVMe", "avail\ufffdable"),
+        ("80002: NVMe [avail\x1b[0mable]", "NVMe [avail\ufffd", "0mable"),
+    ],
+)
+def test_list_keeps_an_entry_whatever_the_bytes_of_its_name(line: str, name: str, word: str) -> None:
+    assert parse_list(line).entries == (PoolEntry("80002", name, word),)
 
 
 def test_list_of_many_megabytes() -> None:

@@ -34,7 +34,7 @@ PRESENT = {
 }
 SERIALS = {NVME0: "S1", NVME1: "S2"}
 NAMES = {GPU: ["NVIDIA Quadro K420"], NVME0: ["Samsung 970", "NVMe disk"], NVME1: ["Samsung 980"], NIC: []}
-CATALOGUE = Catalogue(PRESENT, SERIALS.get, lambda bdf: NAMES[bdf])
+CATALOGUE = Catalogue(PRESENT, lambda bdf: [SERIALS.get(bdf)], lambda bdf: NAMES[bdf])
 
 
 def element(**given_: object) -> Dict[str, object]:

@@ -1,0 +1,102 @@
+# Copyright (c) 2026, the iofabric.sharing contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Looks at the host and puts the software node's program in its place, or takes it away.
+
+Runs on the node. Standard input is a JSON object:
+
+- ``action``: look, place or remove
+- ``check``: change nothing, only tell
+- ``library``: the folder that holds the program
+- ``sbin``: the folder that holds the tools
+- ``files``: for place, the program's files and their texts
+
+Standard output is a JSON object: for look ``modules`` (real dis_* modules that are loaded), ``tools`` (a smartio_tool
+that is not the software node's) and ``systemd``; otherwise ``changed``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+from typing import Any, Callable, Dict, List
+
+PACKAGE = "software_node"
+TOOLS = ("smartio_tool", "dis_config", "disinfo")
+# The tools' own words (wrappers.py of the program).
+OURS = b"A tool of the software node"
+FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+
+
+def read(path: str) -> bytes:
+    """The content of a file; empty when there is none."""
+    try:
+        with open(path, "rb") as stream:
+            return stream.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return b""
+
+
+def look(data: Dict[str, Any]) -> Dict[str, Any]:
+    """What a real SmartIO installation would have here."""
+    folders = [data["sbin"], *os.environ.get("PATH", "").split(":"), *FOLDERS]
+    paths = {os.path.realpath(os.path.join(folder, "smartio_tool")) for folder in folders if folder}
+    loaded = os.listdir("/sys/module") if os.path.isdir("/sys/module") else []
+    return {
+        "modules": sorted(name for name in loaded if name.startswith("dis_")),
+        "tools": sorted(path for path in paths if os.path.exists(path) and OURS not in read(path)),
+        "systemd": os.path.isdir("/run/systemd/system"),
+    }
+
+
+def place(data: Dict[str, Any]) -> Dict[str, Any]:
+    """Makes the program's folder hold exactly the files given."""
+    folder = os.path.join(data["library"], PACKAGE)
+    wanted: Dict[str, str] = data["files"]
+    have = [name for name in os.listdir(folder) if name.endswith(".py")] if os.path.isdir(folder) else []
+    surplus = [name for name in have if name not in wanted]
+    same = [name for name in have if name in wanted and read(os.path.join(folder, name)) == wanted[name].encode()]
+    differing = [name for name in wanted if name not in same]
+    if data["check"] or not surplus + differing:
+        return {"changed": bool(surplus + differing)}
+    os.makedirs(folder, mode=0o755, exist_ok=True)
+    for name in differing:
+        path = os.path.join(folder, name)
+        with open(path + ".new", "w", encoding="utf-8") as stream:
+            stream.write(wanted[name])
+        os.chmod(path + ".new", 0o644)
+        os.replace(path + ".new", path)
+    for name in surplus:
+        os.unlink(os.path.join(folder, name))
+    shutil.rmtree(os.path.join(folder, "__pycache__"), ignore_errors=True)
+    return {"changed": True}
+
+
+def remove(data: Dict[str, Any]) -> Dict[str, Any]:
+    """Takes the program and its tools away; a tool of somebody else stays."""
+    paths = [os.path.join(data["sbin"], name) for name in TOOLS]
+    tools: List[str] = [path for path in paths if OURS in read(path)]
+    library = os.path.exists(data["library"])
+    if not data["check"]:
+        shutil.rmtree(data["library"], ignore_errors=True)
+        for path in tools:
+            os.unlink(path)
+        for folder in (data["sbin"], os.path.dirname(data["sbin"])) if tools else ():
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+    return {"changed": bool(tools) or library}
+
+
+def main() -> None:
+    """Does what standard input asks for."""
+    os.umask(0o022)
+    data = json.load(sys.stdin)
+    actions: Dict[str, Callable[[Dict[str, Any]], Dict[str, Any]]] = {"look": look, "place": place, "remove": remove}
+    json.dump(actions[data["action"]](data), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
