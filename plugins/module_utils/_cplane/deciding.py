@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Optional, Tuple
 
 from .._plan import SharingError
-from .errors import ConfigError, CplaneError
+from .errors import ConfigError, CplaneError, NotYet
 from .have import Access, Have
 from .managers import HOMI, NATIVE, Programs, access_of
-from .wanted import NotYet, Wanted
+from .wanted import Wanted
 
 STARTED, STOPPED, RESTARTED = "started", "stopped", "restarted"
 STATES = (STARTED, STOPPED, RESTARTED)

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
 from .client import socket_path
-from .errors import CplaneError, UnsafePath
+from .errors import CplaneError, NotYet, UnsafePath
 from .process import (
     Process,
     homi_command,
@@ -37,7 +37,7 @@ from .process import (
     stop,
 )
 from .program import ProgramPlace
-from .wanted import NotYet, Wanted
+from .wanted import Wanted
 
 NATIVE, HOMI = "native", "homi"
 _SYSTEM_DIR = "/run/iofabric/cplane"

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from . import VERSION
-from .errors import ConfigError, CplaneError
-from .wanted import NotYet
+from .errors import ConfigError, CplaneError, NotYet
 
 NAME = f"xnvme-cplaned-{VERSION}.pyz"
 _SYSTEM_DIR = "/var/lib/iofabric"

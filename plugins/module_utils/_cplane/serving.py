@@ -29,7 +29,7 @@ from .deciding import (
     decide_stop,
     same_access,
 )
-from .errors import ConfigError, CplaneError, ServerTimeout
+from .errors import ConfigError, CplaneError, NotYet, ServerTimeout
 from .have import Access, Have, describe, observe
 from .managers import (
     HOMI,
@@ -48,7 +48,7 @@ from .managers import (
 )
 from .process import end_process, identify, tail
 from .program import ProgramPlace
-from .wanted import Labels, NotYet, Wanted, check_id, wanted_from
+from .wanted import Labels, Wanted, check_id, wanted_from
 
 __all__ = ["MANAGERS", "SERVERS", "STATES", "resource"]
 

@@ -12,17 +12,13 @@ from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 from .._pci.address import check_written, normalise
 from .client import MAX_ID
 from .config import Config, EmulatedConfig, parse_controllers, served_uris
-from .errors import ConfigError, CplaneError
+from .errors import ConfigError, NotYet
 
 _SIZE = re.compile(r"([0-9]{1,15})([KMGT]?)i?B?\Z", re.IGNORECASE)
 _CLAIM = "claim:"
 
 Labels = Callable[[str], List[str]]
 """The virtual BDFs that are borrowed under a label now; empty where there are none."""
-
-
-class NotYet(CplaneError):
-    """Something that an earlier task may bring (a borrowed device, a program, a group) is not there."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Optional, Tuple
 
 import pytest
-from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import client, process, wanted
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import client, errors, process, wanted
 from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.deciding import (
     Decision,
     Means,
@@ -174,7 +174,7 @@ REAL = wanted.Wanted(7, ("0000:81:00.0",), ("0000:81:00.0",))
 
 def test_auto(tmp_path: Path) -> None:
     assert choose_kind(WANTED, Have(), programs(tmp_path, False)) == "native"
-    with pytest.raises(wanted.NotYet, match="homi"):
+    with pytest.raises(errors.NotYet, match="homi"):
         choose_kind(REAL, Have(), programs(tmp_path, False))
     assert choose_kind(REAL, foreign(), programs(tmp_path, False)) == "homi"
     assert choose_kind(REAL, Have(), programs(tmp_path, True)) == "homi"

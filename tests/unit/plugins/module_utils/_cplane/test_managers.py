@@ -16,10 +16,10 @@ from typing import Any, List
 
 import pytest
 from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import managers
-from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.errors import CplaneError, UnsafePath
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.errors import CplaneError, NotYet, UnsafePath
 from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.holders import Held, held_by
 from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.program import ProgramPlace
-from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.wanted import NotYet, Wanted
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.wanted import Wanted
 
 WANTED = Wanted(7, ("emu:a",), ("ffff:00:01.0",), True)
 PROGRAMS = managers.Programs(ProgramPlace(sys.executable, None, None, None), "/nowhere/homi")

@@ -10,9 +10,8 @@ import os
 from pathlib import Path
 
 import pytest
-from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.errors import CplaneError
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.errors import CplaneError, NotYet
 from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.program import NAME, ProgramPlace, program_dir
-from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.wanted import NotYet
 
 DATA = b"the program"
 DIGEST = hashlib.sha256(DATA).hexdigest()

@@ -425,5 +425,5 @@ def test_tools_that_are_something_else(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither serve nor start"):
         process.homi_usage(str(tool))
     tool.write_text("#!/bin/sh\necho serve\n")
-    with pytest.raises(ConfigError, match="neither --homi-id nor --shm_id"):
+    with pytest.raises(ConfigError, match="with --homi-id or --shm_id"):
         process.homi_usage(str(tool))

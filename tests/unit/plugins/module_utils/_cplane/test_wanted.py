@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Dict, List
 
 import pytest
-from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import wanted
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import errors, wanted
 from ansible_collections.iofabric.sharing.plugins.module_utils._plan import SharingError
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,7 +42,7 @@ def test_controllers_are_a_set(controllers: List[str]) -> None:
 
 
 def test_a_label_that_holds_nothing_is_not_there_yet() -> None:
-    with pytest.raises(wanted.NotYet, match="'empty'"):
+    with pytest.raises(errors.NotYet, match="'empty'"):
         asked(controllers=["emu:a", "claim:empty"])
 
 
