@@ -22,6 +22,7 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
+from .._plan import Deadline
 from .client import socket_path
 from .errors import CplaneError, NotYet, UnsafePath
 from .process import (
@@ -110,8 +111,8 @@ class Registry:
         self.folder = folder
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the folder for one run at a time."""
+    def locked(self, timeout: float) -> Iterator[None]:
+        """Hold the folder for one run at a time; raises CplaneError when another one has it for ``timeout`` seconds."""
         try:
             os.makedirs(self.folder, mode=0o755, exist_ok=True)
             self.check()
@@ -122,10 +123,21 @@ class Registry:
                 "run as root (become: true), or give another state_dir"
             ) from None
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            self._lock(fd, timeout)
             yield
         finally:
             os.close(fd)
+
+    def _lock(self, fd: int, timeout: float) -> None:
+        for last in Deadline(timeout).pauses():
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if last:
+                    raise CplaneError(
+                        f"the folder {self.folder} is locked: another run manages servers; wait for it and run again"
+                    ) from None
 
     def check(self) -> None:
         """Refuse a folder that somebody else may change: they could make us end or run what they like."""

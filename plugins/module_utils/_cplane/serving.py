@@ -48,7 +48,7 @@ from .managers import (
 )
 from .process import end_process, identify, tail
 from .program import ProgramPlace
-from .wanted import Labels, Wanted, check_id, wanted_from
+from .wanted import Labels, Wanted, check_id, check_seconds, wanted_from
 
 __all__ = ["MANAGERS", "SERVERS", "STATES", "resource"]
 
@@ -127,7 +127,7 @@ class Serving:
         if check:
             self._registry.check()
             return self._predict([self._plan(element, True) for element in self._elements])
-        with self._registry.locked():
+        with self._registry.locked(self._timeout):
             targets = [self._plan(element, False) for element in self._elements]
             if self._programs.native.missing and any(target.needs_program for target in targets):
                 return Report({"need_program": self._programs.native.path})
@@ -333,7 +333,7 @@ def resource(params: Mapping[str, Any], labels: Labels) -> Resource:
     ids = [check_id(element["cplane_id"]) for element in elements]
     if len(set(ids)) != len(ids):
         raise ConfigError("servers: a cplane_id is named twice; give each server its own")
-    options = Options(params["state"], params["force"], params["drain_timeout"])
+    options = Options(params["state"], params["force"], check_seconds(params["drain_timeout"], "drain_timeout"))
     place = ProgramPlace(params["program"], params["program_dir"], params["_program_digest"], params["_program_source"])
     serving = Serving(
         elements,
@@ -342,7 +342,7 @@ def resource(params: Mapping[str, Any], labels: Labels) -> Resource:
         Programs(place, params["homi"]),
         params["socket_dir"],
         params["state_dir"] or default_state_dir(),
-        params["timeout"],
+        check_seconds(params["timeout"], "timeout"),
     )
 
     def run(check: bool) -> Report:

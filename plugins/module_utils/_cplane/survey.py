@@ -14,7 +14,7 @@ from .config import parse_controllers, served_uris
 from .errors import CplaneError
 from .have import Have, describe, observe
 from .managers import Registry, default_state_dir
-from .wanted import check_id, uri_of
+from .wanted import check_id, check_seconds, uri_of
 
 _EMULATED = "emu:"
 
@@ -84,6 +84,5 @@ def resource(params: Mapping[str, Any]) -> Resource:
         check_id(cplane_id)
     looked_for = [_written(value) for value in params["controllers"] or ()]
     registry = Registry(params["state_dir"] or default_state_dir())
-    return Resource(
-        "servers", lambda _check: survey(ids, looked_for, params["socket_dir"], registry, params["timeout"])
-    )
+    timeout = check_seconds(params["timeout"], "timeout")
+    return Resource("servers", lambda _check: survey(ids, looked_for, params["socket_dir"], registry, timeout))

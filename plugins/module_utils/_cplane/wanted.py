@@ -16,6 +16,7 @@ from .errors import ConfigError, NotYet
 
 _SIZE = re.compile(r"([0-9]{1,15})([KMGT]?)i?B?\Z", re.IGNORECASE)
 _CLAIM = "claim:"
+_MAX_SECONDS = 1000000
 
 Labels = Callable[[str], List[str]]
 """The virtual BDFs that are borrowed under a label now; empty where there are none."""
@@ -70,6 +71,13 @@ def check_id(cplane_id: int) -> int:
     if not 1 <= cplane_id <= MAX_ID:
         raise ConfigError(f"cplane_id: {cplane_id} is not a number from 1 to {MAX_ID} (clients read 0 as 'not shared')")
     return cplane_id
+
+
+def check_seconds(seconds: float, option: str) -> float:
+    """A time that can be waited for; neither negative, nor nan, nor without end."""
+    if not 0 <= seconds <= _MAX_SECONDS:
+        raise ConfigError(f"{option}: {seconds} is not a number of seconds from 0 to {_MAX_SECONDS}")
+    return seconds
 
 
 def uri_of(value: object) -> str:

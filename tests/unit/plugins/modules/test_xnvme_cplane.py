@@ -279,6 +279,8 @@ def test_many_servers_are_one_task(lab: Lab) -> None:
         ({"controllers": [EMU, "0000:81:00.0"]}, ["0000:81:00.0"]),
         ({"controllers": ["0000:81:00.0"], "server": "native"}, ["emulated controllers only"]),
         ({"servers": [{"cplane_id": 7}, {"cplane_id": 7}]}, ["named twice"]),
+        ({"controllers": [EMU], "timeout": "nan"}, ["timeout"]),
+        ({"controllers": [EMU], "drain_timeout": "inf"}, ["drain_timeout"]),
     ],
 )
 def test_what_is_wrong_is_named(lab: Lab, args: Any, words: Any) -> None:

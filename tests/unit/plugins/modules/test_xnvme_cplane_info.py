@@ -139,6 +139,7 @@ def test_a_state_folder_that_others_can_write_is_not_believed(lab: Lab) -> None:
         ({"cplane_ids": [2**32]}, "4294967295"),
         ({"controllers": [4860.0]}, "quote it"),
         ({"controllers": ["emu:a?x=1"]}, "unknown option"),
+        ({"timeout": "inf"}, "timeout"),
         ({"socket_dir": "/proc/1/mem"}, "cannot look for servers"),
     ],
 )

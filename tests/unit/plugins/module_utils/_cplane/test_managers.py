@@ -51,8 +51,16 @@ def test_a_record_survives_and_garbage_does_not(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(CplaneError, match="state_dir"), managers.Registry(str(tmp_path / "file" / "x")).locked():
+    with pytest.raises(CplaneError, match="state_dir"), managers.Registry(str(tmp_path / "file" / "x")).locked(1):
         pytest.fail("locked a folder below a file")
+
+
+def test_one_run_at_a_time_has_the_folder(tmp_path: Path) -> None:
+    registry = managers.Registry(str(tmp_path / "state"))
+    with registry.locked(0), pytest.raises(CplaneError, match="another run"), registry.locked(0.1):
+        pytest.fail("locked twice")
+    with registry.locked(0):
+        assert (tmp_path / "state" / "lock").exists()
 
 
 def test_what_lies_in_the_way_is_refused(tmp_path: Path) -> None:
