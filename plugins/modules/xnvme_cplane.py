@@ -182,6 +182,14 @@ options:
       - O(iofabric.sharing.smartio_borrow#module:state_dir) of the module that borrowed under the label.
     type: path
     default: /run/smartio
+  _program_digest:
+    description:
+      - Set by the collection's action plugin, not for playbooks. The SHA-256 of the program that the collection brings.
+    type: str
+  _program_source:
+    description:
+      - Set by the collection's action plugin, not for playbooks. Where it put that program for the taking.
+    type: path
 notes:
   - Clients of one server can overwrite each other's queues and buffers. They are one trust domain.
   - A real controller must be bound to C(vfio-pci) before it can be served.
@@ -385,7 +393,6 @@ def main() -> None:
             "proc": {"type": "path", "default": "/proc"},
             "dev": {"type": "path", "default": "/dev"},
             "smartio_state_dir": {"type": "path", "default": "/run/smartio"},
-            # Set by the action plugin: what the collection's own program is, and where it was put for the taking.
             "_program_digest": {"type": "str"},
             "_program_source": {"type": "path"},
         },

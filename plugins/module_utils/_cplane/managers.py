@@ -348,7 +348,7 @@ class SystemdManager:
 def _systemctl(arguments: Sequence[str], timeout: float) -> subprocess.CompletedProcess[str]:
     command = ["systemctl", "--no-pager", *arguments]
     try:
-        return subprocess.run(
+        return subprocess.run(  # pylint: disable=ansible-bad-function
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,

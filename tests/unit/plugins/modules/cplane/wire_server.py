@@ -41,14 +41,14 @@ class WireServer:
 
     def run(self) -> None:
         while True:
-            for key, _ in self.selector.select():
+            for key, _events in self.selector.select():
                 if key.fileobj is self.listener:
                     self._accept()
                 else:
                     self._read(key.fileobj)
 
     def _accept(self) -> None:
-        link, _ = self.listener.accept()
+        link, _address = self.listener.accept()
         if self.full:
             link.close()
             return
