@@ -66,7 +66,7 @@ def test_many_controllers_are_all_told(lab: Lab) -> None:
     assert [one["uri"] for one in server["controllers"]] == drives[:64]
 
 
-def test_several_servers_dead_sockets_and_hostile_files(lab: Lab) -> None:
+def test_dead_and_hostile_files(lab: Lab) -> None:
     lab.foreign(DRIVES[0], cplane_id=1)
     lab.foreign(DRIVES[1], cplane_id=4294967295)
     lab.foreign(DRIVES[2], cplane_id=5, arguments=["--version", "9"])
