@@ -254,6 +254,8 @@ def run(folder: Path, command: Sequence[str]) -> int:
     need()
     if SETTINGS.exists():
         raise LabError("this is a lab already")
+    if not (folder / "id_ed25519").exists():
+        raise LabError("nothing is prepared yet: hosts.py prepare")
     RUN.mkdir(exist_ok=True)
     name = secrets.token_hex(4)
     path = RUN / f"{name}.lock"

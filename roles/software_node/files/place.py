@@ -9,7 +9,7 @@ Runs on the node. Standard input is a JSON object:
 - ``check``: change nothing, only tell
 - ``library``: the folder that holds the program
 - ``sbin``: the folder that holds the tools
-- ``files``: for place, the program's files and their texts
+- ``files``: for place, the program's files, each with its content in Base64
 
 Standard output is a JSON object: for look ``modules`` (real dis_* modules that are loaded), ``tools`` (a smartio_tool
 that is not the software node's) and ``systemd``; otherwise ``changed``.
@@ -17,6 +17,7 @@ that is not the software node's) and ``systemd``; otherwise ``changed``.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -55,17 +56,17 @@ def look(data: Dict[str, Any]) -> Dict[str, Any]:
 def place(data: Dict[str, Any]) -> Dict[str, Any]:
     """Makes the program's folder hold exactly the files given."""
     folder = os.path.join(data["library"], PACKAGE)
-    wanted: Dict[str, str] = data["files"]
+    wanted = {name: base64.b64decode(content) for name, content in data["files"].items()}
     have = [name for name in os.listdir(folder) if name.endswith(".py")] if os.path.isdir(folder) else []
     surplus = [name for name in have if name not in wanted]
-    same = [name for name in have if name in wanted and read(os.path.join(folder, name)) == wanted[name].encode()]
+    same = [name for name in have if name in wanted and read(os.path.join(folder, name)) == wanted[name]]
     differing = [name for name in wanted if name not in same]
     if data["check"] or not surplus + differing:
         return {"changed": bool(surplus + differing)}
     os.makedirs(folder, mode=0o755, exist_ok=True)
     for name in differing:
         path = os.path.join(folder, name)
-        with open(path + ".new", "w", encoding="utf-8") as stream:
+        with open(path + ".new", "wb") as stream:
             stream.write(wanted[name])
         os.chmod(path + ".new", 0o644)
         os.replace(path + ".new", path)
