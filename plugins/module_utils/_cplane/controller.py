@@ -182,16 +182,16 @@ class Failure(Exception):
 class Controller:
     """The state of one emulated controller.
 
-    ``heap`` is the memory that addresses mean, ``bar`` is BAR0 as 32-bit words. ``admin`` executes a command;
+    ``heap`` is the memory that addresses mean, ``bar0`` is BAR0 as 32-bit words. ``admin`` executes a command;
     ``poll`` looks at every doorbell once and works through what was submitted.
     """
 
-    def __init__(self, config: EmulatedConfig, heap: memoryview, bar: memoryview, store: Store) -> None:
+    def __init__(self, config: EmulatedConfig, heap: memoryview, bar0: memoryview, store: Store) -> None:
         self.config = config
         self._heap = heap
         self._words = heap.cast("I")
         self._size = len(heap)
-        self._bar = bar
+        self._bar0 = bar0
         self._store = store
         self._shift = 9 if config.lba == 512 else 12
         self._sqs: Dict[int, _SubmissionQueue] = {}
@@ -221,8 +221,8 @@ class Controller:
             nvme.DELETE_CQ: self._delete_cq,
         }
         for word, value in ((nvme.CAP, CAP & 0xFFFFFFFF), (nvme.CAP + 1, CAP >> 32), (nvme.VS, VS), (nvme.CC, CC)):
-            bar[word] = value
-        bar[nvme.CSTS] = nvme.CSTS_RDY
+            bar0[word] = value
+        bar0[nvme.CSTS] = nvme.CSTS_RDY
 
     @property
     def busy(self) -> bool:
@@ -471,7 +471,7 @@ class Controller:
 
         def act() -> None:
             queue = _CompletionQueue(qid, command.prp1, size)
-            self._bar[queue.doorbell] = 0
+            self._bar0[queue.doorbell] = 0
             self._cqs[qid] = queue
 
         return act
@@ -490,7 +490,7 @@ class Controller:
             cq = self._cqs[cqid]
             cq.users += 1
             queue = _SubmissionQueue(qid, command.prp1, size, cq)
-            self._bar[queue.doorbell] = 0
+            self._bar0[queue.doorbell] = 0
             self._sqs[qid] = queue
             self._active = tuple(self._sqs.values())
 
@@ -606,15 +606,15 @@ class Controller:
     def poll(self) -> int:
         """Work through what the submission queues hold, a burst of each; returns how much was done."""
         done = self._post_late() if self._late else 0
-        bar = self._bar
+        bar0 = self._bar0
         for queue in self._active:
             # The doorbell is compared with what was consumed: it may come back to the value it had last time.
-            if bar[queue.doorbell] != queue.head:
+            if bar0[queue.doorbell] != queue.head:
                 done += self._serve(queue)
         return done
 
     def _serve(self, queue: _SubmissionQueue) -> int:
-        tail = self._bar[queue.doorbell]
+        tail = self._bar0[queue.doorbell]
         if tail >= queue.size:
             # Section 5.2.1, Invalid Doorbell Write Value: nothing is consumed until a valid one comes.
             if not queue.complained:
@@ -646,7 +646,7 @@ class Controller:
         size = cq.size
         if (cq.head - cq.tail - 1) % size > cq.waiting:
             return True
-        head = self._bar[cq.doorbell]
+        head = self._bar0[cq.doorbell]
         if head < size:
             cq.head = head
         return bool((cq.head - cq.tail - 1) % size > cq.waiting)

@@ -17,7 +17,7 @@ from typing import Callable, Dict, FrozenSet, List, Optional, Sequence
 
 from . import VERSION
 from .client import DIRECTORY, MAX_ID, CtrlrInfo, ServerInfo, read_server
-from .errors import ConfigError, CplaneError, NotServed
+from .errors import ConfigError, CplaneError, NotServed, VersionMismatch
 from .listener import Access
 from .server import HEAP_PER_CTRLR, Control, log_to_stderr, serve
 
@@ -56,9 +56,13 @@ def _numbers(path: str, name: str, found: Dict[str, object], default: FrozenSet[
     value = found.get(name)
     if value is None:
         return default
-    if not isinstance(value, list) or not all(type(number) is int and 0 <= number < 2**32 for number in value):
+    if not isinstance(value, list) or not all(_is_id(number) for number in value):
         raise ConfigError(f"{path}: {name} must be a list of numbers")
     return frozenset(value)
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**32
 
 
 def _mode(text: object) -> int:
@@ -95,7 +99,8 @@ def _serve(options: argparse.Namespace) -> int:
         control.reload()
 
     def ready() -> None:
-        print(STARTED, flush=True)
+        sys.stdout.write(STARTED + "\n")
+        sys.stdout.flush()
         notify("READY=1")
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -118,10 +123,13 @@ def _serve(options: argparse.Namespace) -> int:
     return 0
 
 
-def status_text(cplane_id: int, server: Optional[ServerInfo]) -> str:
-    """Return what ``status`` prints: YAML in the layout of the reference tool; None when nobody serves the id."""
+def status_text(cplane_id: int, server: Optional[ServerInfo], running: bool = True) -> str:
+    """Return what ``status`` prints: YAML in the layout of the reference tool.
+
+    Without ``server``, ``running`` tells one that speaks another version from none.
+    """
     if server is None:
-        return f"homi_id: {cplane_id}\nserver_running: false\nready: false\ncontrollers: []\n"
+        return f"homi_id: {cplane_id}\nserver_running: {_word(running)}\nready: false\ncontrollers: []\n"
     lines = [f"homi_id: {cplane_id}", "server_running: true", f"connections: {server.connections}", "controllers:"]
     for controller in server.controllers:
         lines += _controller_lines(controller)
@@ -151,13 +159,17 @@ def _word(value: bool) -> str:
 
 
 def _status(options: argparse.Namespace) -> int:
+    server: Optional[ServerInfo] = None
+    number = 0
     try:
-        server: Optional[ServerInfo] = read_server(options.homi_id, options.directory, options.timeout)
+        server = read_server(options.homi_id, options.directory, options.timeout)
     except NotServed:
-        server = None
-    sys.stdout.write(status_text(options.homi_id, server))
+        number = errno.ENODEV
+    except VersionMismatch as error:
+        number = error.errno
+    sys.stdout.write(status_text(options.homi_id, server, running=number != errno.ENODEV))
     if server is None:
-        sys.stdout.write(f"# ERR: 'status': {{errno: -{errno.ENODEV}, msg: '{os.strerror(errno.ENODEV)}'}}\n")
+        sys.stdout.write(f"# ERR: 'status': {{errno: -{number}, msg: '{os.strerror(number)}'}}\n")
         return 1
     return 0 if is_ready(server) else 1
 
@@ -253,4 +265,4 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -116,7 +116,7 @@ class EmulatedBackend(Backend):
         """Reap the process, and say in CSTS what clients that poll must know (section 3.1.6, CFS)."""
         self._dead = True
         self.nsq_total = self.ncq_total = 0
-        with mmap.mmap(self.bar0_fd, self.bar0_nbytes) as bar, memoryview(bar) as view, view.cast("I") as words:
+        with mmap.mmap(self.bar0_fd, self.bar0_nbytes) as bar0, memoryview(bar0) as view, view.cast("I") as words:
             words[nvme.CSTS] = nvme.CSTS_RDY | nvme.CSTS_CFS
         _pid, status = os.waitpid(self.pid, 0)
         if os.WIFSIGNALED(status):
@@ -220,21 +220,21 @@ def _child(parent: int, config: EmulatedConfig, nbytes: int, fds: Tuple[int, ...
     """Never returns into the code of the server."""
     try:
         _isolate(parent, config.name, fds)
-        control, _lifeline, heap_fd, bar_fd, store_fd = fds
+        control, _lifeline, heap_fd, bar0_fd, store_fd = fds
         try:
             heap = memoryview(mmap.mmap(heap_fd, heap_nbytes))
-            bar = memoryview(mmap.mmap(bar_fd, BAR0_NBYTES)).cast("I")
+            bar0 = memoryview(mmap.mmap(bar0_fd, BAR0_NBYTES)).cast("I")
             store: Store = FileStore(store_fd, nbytes) if store_fd >= 0 else MemoryStore(nbytes)
         except OSError as error:
             os.write(control, f"cannot map its {nbytes} bytes: {error.strerror}".encode())
             os._exit(1)
         os.close(heap_fd)
-        os.close(bar_fd)
+        os.close(bar0_fd)
         # A low number, whatever the server had open: select takes none above 1023.
         sock = socket.socket(fileno=os.dup(control))
         os.close(control)
         sock.send(_READY)
-        _Process(Controller(config, heap, bar, store), sock).run()
+        _Process(Controller(config, heap, bar0, store), sock).run()
     except (BrokenPipeError, ConnectionResetError):
         pass  # the server closed while an answer was on its way
     except BaseException as error:  # noqa: BLE001 (nothing may return into the code of the server)

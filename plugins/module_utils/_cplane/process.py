@@ -113,7 +113,8 @@ def start(
     except OSError as error:
         raise CplaneError(f"cannot write {log_file}: {error.strerror}") from None
     try:
-        child = subprocess.Popen(
+        # A server outlives the module that starts it, which run_command does not know.
+        child = subprocess.Popen(  # pylint: disable=ansible-bad-function
             list(command),
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -322,7 +323,7 @@ def homi_usage(tool: str) -> HomiUsage:
 def _help(command: Sequence[str]) -> str:
     """Return what a command prints, whatever its exit status: some builds call asking for help a failure."""
     try:
-        done = subprocess.run(
+        done = subprocess.run(  # pylint: disable=ansible-bad-function
             list(command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

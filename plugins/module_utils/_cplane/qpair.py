@@ -41,15 +41,15 @@ class Attached:
             if os.fstat(attachment.heap_fd).st_size < attachment.heap_nbytes:
                 raise WireError("reply to INIT_CONNECTION: heap_nbytes (u64 at offset 32) is more than was handed over")
             self._heap_map = mmap.mmap(attachment.heap_fd, attachment.heap_nbytes)
-            self._bar_map = mmap.mmap(attachment.bar0_fd, attachment.bar0_nbytes)
+            self._bar0_map = mmap.mmap(attachment.bar0_fd, attachment.bar0_nbytes)
         except (OSError, ValueError) as error:
             raise CplaneError(f"cannot map what {connection.path} handed over: {error}") from None
         finally:
             attachment.close()
         self.heap = memoryview(self._heap_map)
         self.words = self.heap.cast("I")
-        self._bar_bytes = memoryview(self._bar_map)
-        self.bar = self._bar_bytes.cast("I")
+        self._bar0_bytes = memoryview(self._bar0_map)
+        self.bar0 = self._bar0_bytes.cast("I")
         self.record = read_record(self.heap, attachment.record_offset)
         self.descriptor = read_descriptor(self.heap, self.record.desc_offset)
 
@@ -62,10 +62,10 @@ class Attached:
     def close(self) -> None:
         """Unmap: a map of a BAR that is left would keep the device."""
         # Views first, or the maps cannot be closed.
-        for view in (self.words, self.heap, self.bar, self._bar_bytes):
+        for view in (self.words, self.heap, self.bar0, self._bar0_bytes):
             view.release()
         self._heap_map.close()
-        self._bar_map.close()
+        self._bar0_map.close()
 
     def admin(self, command: bytes, timeout: Optional[float] = None) -> Completion:
         """Have an admin command executed; raises what Connection.admin raises, but not for an error of NVMe."""
@@ -82,7 +82,7 @@ class Queue:
     def __init__(self, attached: Attached, pair: QueuePair) -> None:
         self.pair = pair
         self._attached = attached
-        self._bar = attached.bar
+        self._bar0 = attached.bar0
         self._words = attached.words
         self._sq_doorbell = nvme.doorbell(pair.qid, completion=False)
         self._cq_doorbell = nvme.doorbell(pair.qid, completion=True)
@@ -98,7 +98,7 @@ class Queue:
         at = self.pair.sq_offset + self._tail * nvme.SQE
         self._attached.heap[at : at + nvme.SQE] = command
         self._tail = (self._tail + 1) % self.pair.depth
-        self._bar[self._sq_doorbell] = self._tail
+        self._bar0[self._sq_doorbell] = self._tail
 
     def poll(self) -> Optional[Completion]:
         """Return the next completion, None when there is none yet."""
@@ -111,7 +111,7 @@ class Queue:
         if self._head == self.pair.depth:
             self._head = 0
             self._phase ^= 1 << 16
-        self._bar[self._cq_doorbell] = self._head
+        self._bar0[self._cq_doorbell] = self._head
         return completion
 
     def wait(self, timeout: float) -> Completion:
@@ -121,7 +121,7 @@ class Queue:
         while completion is None:
             if time.monotonic() > end:
                 raise ServerTimeout(f"no completion on queue {self.pair.qid} of {self._attached.record.bdf} in time")
-            if self._bar[nvme.CSTS] & nvme.CSTS_CFS:
+            if self._bar0[nvme.CSTS] & nvme.CSTS_CFS:
                 raise CplaneError(f"the controller {self._attached.record.bdf} has failed (CSTS.CFS)")
             completion = self.poll()
         return completion

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, TypeVar, Union
 
 from . import wire
 from .backend import Backend
@@ -53,6 +53,7 @@ _PAUSE = 0.1
 """How long not to accept when the system has no descriptors left, in seconds."""
 
 Result = Union[bytes, None, OSError]
+_Thing = TypeVar("_Thing")
 Opener = Callable[[Config, str, Heap], Backend]
 
 
@@ -316,8 +317,7 @@ class _Server:
     @property
     def heap(self) -> Heap:
         """The shared memory, once it is there."""
-        assert self._heap is not None
-        return self._heap
+        return _there(self._heap)
 
     # -- start and end --------------------------------------------------------------------------------------------
 
@@ -374,8 +374,7 @@ class _Server:
 
     def run(self) -> None:
         """Serve until told to stop."""
-        assert self._listener is not None
-        handlers, clients, listener = self._handlers, self._clients, self._listener.sock.fileno()
+        handlers, clients, listener = self._handlers, self._clients, _there(self._listener).sock.fileno()
         while not self._control.stopping:
             timed = bool(self._stalled or self._accept_again)
             arrived = False
@@ -433,9 +432,8 @@ class _Server:
 
     def _accept(self, fd: int) -> None:
         """Take one connection: others have their turn in between."""
-        assert self._listener is not None
         try:
-            sock, _address = self._listener.sock.accept()
+            sock, _address = _there(self._listener).sock.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
                 self._accept_again = time.monotonic() + _PAUSE
@@ -617,7 +615,7 @@ class _Server:
 
     def _free_buffers(self, client: _Client) -> None:
         """Free some buffers of a client that is gone; the rest later, so that nobody waits for thousands of them."""
-        for _ in range(min(_FREE_AT_ONCE, len(client.buffers))):
+        for _count in range(min(_FREE_AT_ONCE, len(client.buffers))):
             self.heap.free(*client.buffers.popitem())
         if client.buffers:
             self._garbage.append(client)
@@ -810,8 +808,7 @@ class _Server:
         if nbytes <= _ZERO_INLINE:
             self.heap.zero(offset, nbytes)
             return reply
-        assert self._memory is not None
-        self._start(client, self._memory, lambda: self.heap.zero(offset, nbytes), lambda _result: reply)
+        self._start(client, _there(self._memory), lambda: self.heap.zero(offset, nbytes), lambda _result: reply)
         return None
 
     def _free_buf(self, client: _Client, request: Message) -> Message:
@@ -836,6 +833,13 @@ class _Server:
     def _alloc_at(self, client: _Client, request: Message) -> None:
         self._initialized(client, request)
         self._unknown_registration(client, request)
+
+
+def _there(thing: Optional[_Thing]) -> _Thing:
+    """Return what every server has once it is open."""
+    if thing is None:
+        raise RuntimeError("the server is not open")
+    return thing
 
 
 def _failure(op: Op, result: Result) -> Message:

@@ -60,7 +60,7 @@ def _parse(text: str) -> _Names:
     for line in text.splitlines():
         if line.startswith(("#", "\t\t")) or not line.strip():
             continue
-        number, _, name = line.strip().partition("  ")
+        number, _space, name = line.strip().partition("  ")
         if not line.startswith("\t"):
             above = number
             if number.startswith("C "):

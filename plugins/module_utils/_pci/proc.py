@@ -81,7 +81,7 @@ class Network:
 def local_addresses() -> Dict[str, str]:
     """IPv4 addresses of this node, address to interface name; empty where the kernel does not tell."""
     room = array.array("B", bytes(_IFREQ_BYTES * 1024))
-    address, _ = room.buffer_info()
+    address, _count = room.buffer_info()
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
             answer = fcntl.ioctl(asked.fileno(), _SIOCGIFCONF, struct.pack("iP", len(room), address))
@@ -101,7 +101,7 @@ def ssh_connection(proc: str, environ: Mapping[str, str]) -> str:
     if environ.get("SSH_CONNECTION"):
         return environ["SSH_CONNECTION"]
     pid = "self"
-    for _ in range(_MAX_ANCESTORS):
+    for _generation in range(_MAX_ANCESTORS):
         pid = _parent(proc, pid)
         if pid in ("", "0", "1"):
             break
@@ -183,7 +183,7 @@ def _parse_mountinfo(text: str) -> List[Mount]:
     """proc_pid_mountinfo(5): id, parent, major:minor, root, mount point, options, tags, ``-``, type, source, ..."""
     mounts = []
     for line in text.split("\n"):
-        left, _, right = line.partition(" - ")
+        left, _dash, right = line.partition(" - ")
         fields, source = left.split(" "), right.split(" ")
         if len(fields) >= 5 and len(source) >= 2:
             mounts.append(_mount(fields[2], _unescape(fields[4]), _unescape(source[1])))
@@ -240,7 +240,7 @@ def _connected_through(connection: str, local: Mapping[str, str], routes: List[R
     fields = connection.split()
     if len(fields) != 4:
         return
-    server, _, zone = fields[2].partition("%")
+    server, _percent, zone = fields[2].partition("%")
     if zone:
         yield zone
     packed = _packed(server)

@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from .._pci import usage
 from .._plan import Action, Item, Outcome, Plan, Report, SharingError
-from .claims import Claim, Fabric, Share, claim_from, matching, misfit, share_out, shortfall
+from .claims import Claim, Fabric, Share, claim_from, matching, meant, misfit, share_out, shortfall
 from .errors import ToolError
 from .host import Host, NodeResource, Places
 from .ledger import Ledger
@@ -132,8 +132,8 @@ class Borrowing:
         try:
             self._drivers[fdid] = self._host.tool.borrow(fdid, share.claim.dma_window).driver
         except ToolError as error:
-            # A command that was ended from outside may have done its work.
-            if error.errno is not None or not self._vdev(fdid):
+            # A command that failed may have done its work all the same.
+            if not self._vdev(fdid):
                 self._tried[fdid] = f"{fdid}: {error.message}"
                 if error.errno not in _TRY_LATER:
                     self._hopeless.add(fdid)
@@ -177,7 +177,7 @@ class Borrowing:
             if share.misfits:
                 report.errors.append((share.claim.written, misfit(share)))
             elif not share.filled:
-                short = shortfall(share.claim, len(share.kept), fabric, self._tried)
+                short = shortfall(share.claim, share.kept, fabric, self._tried)
                 report.errors.append((share.claim.written, short))
         keep = {fdid for share in shares if share.filled and not share.misfits for fdid in share.kept}
         for fdid in sorted(self._taken - keep):
@@ -228,7 +228,7 @@ class Borrowing:
                 report.errors.append((share.claim.written, misfit(share)))
             elif share.lacking and self._host.deadline.seconds <= 0:
                 borrow = []
-                report.errors.append((share.claim.written, shortfall(share.claim, len(share.kept), fabric, {})))
+                report.errors.append((share.claim.written, shortfall(share.claim, share.kept, fabric, {})))
             elif share.lacking:
                 report.results["pending"] = True
             rows += self._rows(share, fabric, borrow)
@@ -362,7 +362,7 @@ class Returning:
             pool = Pool(self._host.tool)
             fabric = self._observe(pool, ledger)
             errors = [error for claim in self._claims for error in self._unreadable(claim, fabric)]
-            targets = dict.fromkeys(fdid for claim in self._claims for fdid in matching(claim, fabric))
+            targets = dict.fromkeys(fdid for claim in self._claims for fdid in meant(claim, fabric))
             plan = self._plan([fdid for fdid in targets if fdid in pool.entries or fabric.here(fdid)], fabric)
             rows = [
                 row(self._host, fdid, fabric.label_of(fdid), fabric.shown.get(fdid), fabric.vdevs.get(fdid), "none")

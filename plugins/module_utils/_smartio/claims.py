@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Pattern, Sequence, Set, Tuple
 
-from .._pci.address import SlotPattern, check_written, parse_slot
+from .._pci.address import SlotPattern, check_written, parse_slot, printable
 from .._plan import SharingError
 from .model import AVAILABLE, UNAVAILABLE, FabricDevice, PoolEntry, normalise_fdid
 from .wishes import hex_id, pattern, written
@@ -81,13 +81,22 @@ def claim_from(element: Mapping[str, Any]) -> Claim:
     if fdid is not None and (count != 1 or element.get("all")):
         raise SharingError("fdid names one device: count and all go with select")
     return Claim(
-        written=written(element, ("fdid", "select", "label")),
+        written=_written(element),
         fdid=None if fdid is None else normalise_fdid(fdid),
         select=None if select is None else fabric_select(select),
         label=element.get("label") or None,
         count=None if element.get("all") else count,
         dma_window=None if window is None else str(window),
     )
+
+
+def _written(element: Mapping[str, Any]) -> str:
+    """How a claim names itself in messages: by its label, which tells claims with one selection apart."""
+    what = written(element, ("fdid", "select"))
+    label = printable(element.get("label") or "")
+    if not label:
+        return what
+    return f"{label} ({what})" if element.get("fdid") or element.get("select") else f"label {label}"
 
 
 def fabric_select(select: Mapping[str, Any]) -> FabricSelect:
@@ -182,6 +191,12 @@ def matching(claim: Claim, fabric: Fabric) -> List[str]:
         if fdid in fabric.entries and claim.select.matches(device, fabric.entries[fdid].name)
     ]
     return sorted(found, key=lambda fdid: _order(fabric.shown[fdid]))
+
+
+def meant(claim: Claim, fabric: Fabric) -> List[str]:
+    """The devices that a claim is about when it is given up: of a selection with a label, only those of the label."""
+    fdids = matching(claim, fabric)
+    return fdids if claim.label is None or claim.fdid else [f for f in fdids if fabric.label_of(f) == claim.label]
 
 
 def _order(device: FabricDevice) -> Tuple[int, str, int]:
@@ -304,16 +319,20 @@ def why_not(fdid: str, fabric: Fabric) -> str:
     """Why a device cannot be borrowed now, in a few words."""
     if fdid not in fabric.entries:
         return f"{fdid} is not in the pool"
+    if fabric.here(fdid):
+        label = fabric.label_of(fdid)
+        return f"{fdid} is borrowed here for another claim" + (f" (label {label})" if label else "")
     word = fabric.entries[fdid].word
     if word.lower() in (AVAILABLE, UNAVAILABLE):
         return f"{fdid} is {word.lower()}"
     return f"{fdid} is shown as [{word}], a word that nobody here knows"
 
 
-def shortfall(claim: Claim, have: int, fabric: Fabric, tried: Mapping[str, str]) -> SharingError:
+def shortfall(claim: Claim, kept: Sequence[str], fabric: Fabric, tried: Mapping[str, str]) -> SharingError:
     """The error for a claim that could not be filled: how many it got, and why every other device was no use."""
     wanted = "all" if claim.count is None else str(claim.count)
-    reasons = [tried.get(fdid) or why_not(fdid, fabric) for fdid in matching(claim, fabric) if not fabric.here(fdid)]
+    others = [fdid for fdid in matching(claim, fabric) if fdid not in kept]
+    reasons = [tried.get(fdid) or why_not(fdid, fabric) for fdid in others]
     reasons += [
         f"{fdid} could not be looked at: {error.message}" for fdid, error in fabric.failed.items() if claim.select
     ]
@@ -321,7 +340,7 @@ def shortfall(claim: Claim, have: int, fabric: Fabric, tried: Mapping[str, str])
         reasons = ["no other device in the pool matches"]
     more = f"; and {len(reasons) - 8} more (see reasons)" if len(reasons) > 8 else ""
     named = "; ".join(reasons[:8]) + more
-    return SharingError(f"{claim.written}: {have} of {wanted} devices could be borrowed; {named}", reasons=reasons)
+    return SharingError(f"{claim.written}: {len(kept)} of {wanted} devices could be borrowed; {named}", reasons=reasons)
 
 
 def misfit(share: Share) -> SharingError:

@@ -89,6 +89,8 @@ def run(command: Sequence[str], limit: float) -> Finished:
     output = _Output(child)
     try:
         ended = _wait(child, output, limit)
+        if not ended:
+            _kill(child)
         _drain(output)
         stdout, stderr = output.texts()
     finally:
@@ -102,7 +104,8 @@ def run(command: Sequence[str], limit: float) -> Finished:
 def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
     try:
         # A session of its own takes the terminal away: a tool that asks can only read the end of file.
-        return subprocess.Popen(
+        # AnsibleModule.run_command has no limit of time, and this code also runs without Ansible.
+        return subprocess.Popen(  # pylint: disable=ansible-bad-function
             list(command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -148,15 +151,20 @@ def _drain(output: _Output) -> None:
             return
 
 
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """End a child and its process group; one that cannot be killed is not waited for any longer."""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        child.kill()
+    end = time.monotonic() + _GRACE
+    while child.poll() is None and time.monotonic() < end:
+        time.sleep(0.01)
+
+
 def _end(child: subprocess.Popen[bytes]) -> None:
     if child.poll() is None:
-        try:
-            os.killpg(child.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            child.kill()
-        end = time.monotonic() + _GRACE
-        while child.poll() is None and time.monotonic() < end:
-            time.sleep(0.01)
+        _kill(child)
     for stream in (child.stdout, child.stderr):
         if stream is not None:
             stream.close()

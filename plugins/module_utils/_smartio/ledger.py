@@ -44,6 +44,8 @@ class Ledger:
     """BDFs that this collection added to the pool."""
     available: Dict[str, Optional[str]] = field(default_factory=dict)
     """BDF -> driver that sysfs showed after the device was made available (normally None)."""
+    serials: Dict[str, str] = field(default_factory=dict)
+    """BDF -> serial number that a device had before it was made available."""
     p2p: Dict[str, PairState] = field(default_factory=dict)
     """pair_key() -> what was last set for it."""
     settings: Dict[str, str] = field(default_factory=dict)
@@ -67,9 +69,9 @@ class PairState:
     vdevs: Tuple[str, str]
 
 
-def pair_key(source: str, destination: str, bar: Optional[int]) -> str:
+def pair_key(source: str, destination: str, bar_number: Optional[int]) -> str:
     """The ledger's key of a p2p pair."""
-    return "{} {} {}".format(source, destination, "-" if bar is None else bar)
+    return "{} {} {}".format(source, destination, "-" if bar_number is None else bar_number)
 
 
 class LedgerStore:
@@ -158,6 +160,7 @@ def _to_json(ledger: Ledger, stamp: Stamp) -> Dict[str, object]:
         "connections": [list(connection) for connection in ledger.connections],
         "added": ledger.added,
         "available": ledger.available,
+        "serials": ledger.serials,
         "p2p": {key: {"enabled": pair.enabled, "vdevs": list(pair.vdevs)} for key, pair in ledger.p2p.items()},
         "settings": ledger.settings,
         "scanned": ledger.scanned,
@@ -173,6 +176,7 @@ def _from_json(data: Dict[str, object], stamp: Stamp) -> Ledger:
         connections=[(_int(node), _int(adapter)) for node, adapter in map(_list, _list(data["connections"]))],
         added=[_text(bdf) for bdf in _list(data["added"])],
         available=_optional_texts(data["available"]),
+        serials={_text(bdf): _text(serial) for bdf, serial in _dict(data["serials"]).items()},
         p2p={_text(key): _pair(_dict(pair)) for key, pair in _dict(data["p2p"]).items()},
         settings={_text(name): _text(value) for name, value in _dict(data["settings"]).items()},
         scanned=[_int(node) for node in _list(data["scanned"])],

@@ -11,7 +11,7 @@ here whether a device is borrowed, so taking back needs somebody's word that the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from .._pci import usage
 from .._pci.names import describe
@@ -70,7 +70,10 @@ class LocalDevice:
             return AVAILABLE
         if self._is_lent(word):
             return LENT
-        return UNAVAILABLE if word == UNAVAILABLE else self.word or "unknown"
+        if word == UNAVAILABLE:
+            return UNAVAILABLE
+        # A word that nobody here knows may read like a state of ours.
+        return f"[{self.word}]" if word in (PRESENT, ABSENT, LENT) else self.word or "unknown"
 
     def _is_lent(self, word: str) -> bool:
         """Made available by us and left alone since: nobody has bound a driver in between.
@@ -88,13 +91,10 @@ class LocalDevice:
         return [*self.never, *self.reasons]
 
 
-def _acting_state(device: LocalDevice, want: str, options: Options) -> str:
-    """The state that commands start from: with force, the tool's word ``unavailable`` outweighs the ledger's."""
-    return (
-        UNAVAILABLE
-        if options.force and device.word.lower() == UNAVAILABLE and want in (UNAVAILABLE, ABSENT)
-        else device.state
-    )
+def outweigh(device: LocalDevice, want: str, options: Options) -> LocalDevice:
+    """The device as it counts for what is wanted: to take it back by force, ``unavailable`` outweighs the ledger."""
+    taking_back = options.force and want in (UNAVAILABLE, ABSENT)
+    return replace(device, lent_here=False) if taking_back and device.word.lower() == UNAVAILABLE else device
 
 
 def commands(want: str, state: str) -> Tuple[str, ...]:
@@ -111,12 +111,13 @@ def commands(want: str, state: str) -> Tuple[str, ...]:
 
 def refusal(device: LocalDevice, want: str, options: Options) -> Optional[SharingError]:
     """Why ``want`` must not be carried out; None where it may, or where nothing is to be done."""
-    steps = commands(want, _acting_state(device, want, options))
+    steps = commands(want, device.state)
     if device.doubt and device.entry is None:
         return SharingError(f"{device.bdf}: {device.doubt}; nothing was done")
     if not steps:
         return None
-    if "available" in steps and device.never:
+    touched = "available" in steps or "unavailable" in steps
+    if touched and device.never:
         return _in_use(device, "refused even with force", device.never)
     if options.force:
         return None
@@ -126,7 +127,7 @@ def refusal(device: LocalDevice, want: str, options: Options) -> Optional[Sharin
             f"{device.bdf}: 'smartio_tool list' shows it as [{device.word}], a word that nobody here knows; "
             "nothing was done, force: true acts on it"
         )
-    if "available" in steps and device.reasons:
+    if touched and device.reasons:
         return _in_use(device, "free it first, or give force: true", device.reasons)
     return _taking_back(device, steps, options)
 
@@ -153,11 +154,12 @@ def _taking_back(device: LocalDevice, steps: Sequence[str], options: Options) ->
 
 def plan_device(device: LocalDevice, want: str, options: Options) -> Item:
     """What is to be done for one device; pure."""
+    device = outweigh(device, want, options)
     error = refusal(device, want, options)
     if error is not None:
         skipped = options.skip_in_use and bool(error.details.get("in_use"))
         return Item(device.bdf, device.state, device.state, error=None if skipped else error)
-    steps = commands(want, _acting_state(device, want, options))
+    steps = commands(want, device.state)
     actions = tuple(_action(step, device) for step in steps)
     return Item(device.bdf, device.state, _state_after(want, device.state, steps), actions)
 
@@ -193,29 +195,50 @@ class Lending:
         """Observe, plan and, unless ``check``, apply and read back."""
         with self._host.ledger(check) as ledger:
             pool = Pool(self._host.tool)
-            targets, errors = self._resolve(pool)
-            before = self._observe([target.bdf for target in targets], pool, ledger)
+            targets, errors = self._resolve(pool, ledger)
+            before = self._before(targets, pool, ledger)
             plan = self._plan(targets, before)
             if self._options.purge and not errors and not any(item.error for item in plan.items):
                 extra = [Target(bdf, ABSENT) for bdf in self._purged(ledger, targets)]
-                before.update(self._observe([target.bdf for target in extra], pool, ledger))
+                before.update(self._before(extra, pool, ledger))
                 plan = self._plan([*targets, *extra], before)
             if check:
                 return _report(before, None, plan.predict(), errors)
             outcomes = plan.apply(lambda action: self._perform(action, ledger))
             return _report(before, self._read_back(outcomes, before, pool, ledger), outcomes, errors)
 
-    def _resolve(self, pool: Pool) -> Tuple[List[Target], List[Tuple[str, SharingError]]]:
-        entries: Dict[str, PoolEntry] = {}
-        host = self._host
+    def _resolve(self, pool: Pool, ledger: Ledger) -> Tuple[List[Target], List[Tuple[str, SharingError]]]:
+        host, present = self._host, self._present
+        pooled: Dict[str, PoolEntry] = {}
 
-        def names(bdf: str) -> List[str]:
-            if not entries:
-                entries.update(find_local(pool, self._present, self._present).found)
-            known = [entries[bdf].name] if bdf in entries else []
-            return known + _names(host.sysfs, self._present[bdf])
+        def entry(bdf: str) -> Optional[PoolEntry]:
+            if not pooled:
+                pooled.update(find_local(pool, present, present).found)
+            return pooled.get(bdf)
 
-        return resolve(self._wishes, Catalogue(self._present, host.sysfs.serial, names), self._options.allow_empty)
+        def serials(bdf: str) -> Iterator[Optional[str]]:
+            # A drive's serial number leaves sysfs with its driver: then the ledger has it, or the tool.
+            yield host.sysfs.serial(bdf)
+            yield ledger.serials.get(bdf)
+            found = entry(bdf)
+            device = pool.show(found.fdid) if found else None
+            yield device.serial if device else None
+
+        def names(bdf: str) -> Iterator[Optional[str]]:
+            yield from _names(host.sysfs, present[bdf])
+            found = entry(bdf)
+            yield found.name if found else None
+
+        return resolve(self._wishes, Catalogue(present, serials, names), self._options.allow_empty)
+
+    def _before(self, targets: Sequence[Target], pool: Pool, ledger: Ledger) -> Dict[str, LocalDevice]:
+        """The wanted devices before anything is done to them; forgets what ``outweigh`` says does not hold."""
+        wanted = {target.bdf: target.state for target in targets}
+        devices = self._observe(list(wanted), pool, ledger)
+        before = {bdf: outweigh(device, wanted[bdf], self._options) for bdf, device in devices.items()}
+        for bdf in [bdf for bdf, device in devices.items() if device.lent_here and not before[bdf].lent_here]:
+            del ledger.available[bdf]
+        return before
 
     def _purged(self, ledger: Ledger, targets: Sequence[Target]) -> List[str]:
         """The BDFs that this collection added and that are not named any more."""
@@ -250,6 +273,9 @@ class Lending:
             tool.add(bdf)
             ledger.added = [*(other for other in ledger.added if other != bdf), bdf]
         elif action.command == "available":
+            serial = self._host.sysfs.serial(bdf)
+            if serial:
+                ledger.serials[bdf] = serial
             tool.available(bdf, bound=bool(action.args[1]))
             return  # remembered once list has confirmed it, see _confirm
         elif action.command == "unavailable":
@@ -296,8 +322,9 @@ class Lending:
                 after[bdf] = replace(device, lent_here=True, driver_then=device.driver)
 
 
-def _names(sysfs: Sysfs, device: PciDevice) -> List[str]:
-    return [name for name in (sysfs.model(device.bdf), describe(device)) if name]
+def _names(sysfs: Sysfs, device: PciDevice) -> Iterator[Optional[str]]:
+    yield sysfs.model(device.bdf)
+    yield describe(device)
 
 
 def resource(params: Mapping[str, Any]) -> NodeResource:
@@ -320,7 +347,7 @@ def resource(params: Mapping[str, Any]) -> NodeResource:
 def _pending(sysfs: Sysfs, wishes: Sequence[Wish], options: Options) -> Report:
     """The answer of check mode where the tool is not installed yet: nothing can be told, all may change."""
     present = sysfs.devices()
-    catalogue = Catalogue(present, sysfs.serial, lambda bdf: _names(sysfs, present[bdf]))
+    catalogue = Catalogue(present, lambda bdf: [sysfs.serial(bdf)], lambda bdf: _names(sysfs, present[bdf]))
     targets, errors = resolve(wishes, catalogue, options.allow_empty)
     rows = []
     for target in targets:

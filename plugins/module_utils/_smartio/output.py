@@ -54,21 +54,22 @@ def parse_list(text: str) -> PoolList:
 
 def _parse_entry(line: str) -> Optional[PoolEntry]:
     match = _ENTRY.match(line)
-    if match is None or not _clean(line):
+    if match is None:
         return None
-    fdid, rest = normalise_fdid(match.group("fdid")), match.group("rest").strip()
+    fdid, rest = normalise_fdid(match.group("fdid")), _printable(match.group("rest")).strip()
     state = _WORD.search(rest)
     if state is None:
         return PoolEntry(fdid, rest, "")
     return PoolEntry(fdid, rest[: state.start()].rstrip(), state.group(1).strip())
 
 
-def _clean(line: str) -> bool:
-    return "\ufffd" not in line and all(char.isprintable() or char == "\t" for char in line)
+def _printable(text: str) -> str:
+    """A name is kept whatever its bytes are: control characters become U+FFFD, as broken UTF-8 has already."""
+    return "".join(char if char.isprintable() else " " if char.isspace() else "\ufffd" for char in text)
 
 
 def _looks_like_an_entry(line: str) -> bool:
-    return "[" in line or _ENTRY.match(line) is not None
+    return "[" in line
 
 
 def _pairs(text: str) -> Dict[str, str]:
@@ -76,8 +77,8 @@ def _pairs(text: str) -> Dict[str, str]:
     pairs: Dict[str, str] = {}
     for line in text.split("\n"):
         key, colon, value = line.partition(":")
-        if colon and _clean(line.rstrip("\r")):
-            pairs.setdefault(" ".join(key.lower().split()), value.strip())
+        if colon:
+            pairs.setdefault(" ".join(key.lower().split()), _printable(value).strip())
     return {key: value for key, value in pairs.items() if value and value.upper() != "N/A"}
 
 

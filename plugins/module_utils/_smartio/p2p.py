@@ -19,25 +19,25 @@ from .model import normalise_fdid
 
 @dataclass(frozen=True)
 class Pair:
-    """Two devices by fdid; ``source`` reaches ``destination`` (its BAR ``bar``, or None: as the tool chooses)."""
+    """Two devices by fdid; ``source`` reaches BAR ``bar_number`` of ``destination`` (None: as the tool chooses)."""
 
     source: str
     destination: str
-    bar: Optional[int] = None
+    bar_number: Optional[int] = None
 
     def __str__(self) -> str:
-        return f"{self.source} -> {self.destination}" + ("" if self.bar is None else f" (BAR {self.bar})")
+        return f"{self.source} -> {self.destination}" + ("" if self.bar_number is None else f" (BAR {self.bar_number})")
 
     @property
     def key(self) -> str:
         """The ledger's key."""
-        return pair_key(self.source, self.destination, self.bar)
+        return pair_key(self.source, self.destination, self.bar_number)
 
 
 def plan_pairs(pairs: Sequence[Pair], enable: bool, known: Mapping[str, PairState], vdevs: Mapping[str, str]) -> Plan:
     """Set every pair that is not known to be set; pure. ``vdevs`` says of each fdid what its virtual device is now.
 
-    A pair of which neither device is borrowed here cannot be enabled: there is nothing to disable.
+    A pair of which neither device is borrowed here is disabled: there is nothing to do.
     """
     items = []
     for pair in pairs:
@@ -50,7 +50,7 @@ def plan_pairs(pairs: Sequence[Pair], enable: bool, known: Mapping[str, PairStat
         words = "{} peer-to-peer {}".format("enable" if enable else "disable", pair)
         actions = () if right or nothing_to_disable else (Action(command, (pair,), words),)
         before = "not known" if not is_known or state is None else _word(state.enabled)
-        items.append(Item(str(pair), before, _word(enable), actions))
+        items.append(Item(str(pair), before if actions else _word(enable), _word(enable), actions))
     return Plan(tuple(items))
 
 
@@ -68,7 +68,7 @@ def set_pairs(host: Host, pairs: Sequence[Pair], enable: bool, check: bool) -> R
         def perform(action: Action) -> None:
             pair: Pair = action.args[0]  # type: ignore[assignment]  # what plan_pairs put there
             command = host.tool.enable_p2p if enable else host.tool.disable_p2p
-            command(pair.source, pair.destination, pair.bar)
+            command(pair.source, pair.destination, pair.bar_number)
             ledger.p2p[pair.key] = PairState(enable, (vdevs[pair.source], vdevs[pair.destination]))
             host.remember(ledger)
 
@@ -100,7 +100,7 @@ def _row(pair: Pair, enable: bool, action: str, done: bool = True) -> Dict[str, 
     return {
         "source": pair.source,
         "destination": pair.destination,
-        "bar": pair.bar,
+        "bar": pair.bar_number,
         "state": _word(enable) if done else None,
         "action": action,
     }
@@ -120,7 +120,7 @@ def resource(params: Mapping[str, Any]) -> NodeResource:
 
 
 def _pair(element: Mapping[str, Any]) -> Pair:
-    bar = element["bar"]
-    if bar is not None and not 0 <= bar <= 5:
-        raise SharingError(f"bar: {bar} is not a BAR's number from 0 to 5")
-    return Pair(normalise_fdid(element["source"]), normalise_fdid(element["destination"]), bar)
+    number = element["bar"]
+    if number is not None and not 0 <= number <= 5:
+        raise SharingError(f"bar: {number} is not a BAR's number from 0 to 5")
+    return Pair(normalise_fdid(element["source"]), normalise_fdid(element["destination"]), number)

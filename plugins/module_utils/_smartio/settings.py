@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Optional, Set
+from typing import Any, Dict, List, Mapping, Optional, Set, Tuple, Union
 
-from .._plan import Action, Item, Plan, Report, SharingError, run_plan
+from .._plan import Action, Item, Outcome, Plan, Report, SharingError, run_plan
 from .host import Host, NodeResource, Places
 from .ledger import Ledger
 from .model import FabricDevice, node_hint
@@ -22,19 +22,42 @@ def same_value(one: Optional[str], other: str) -> bool:
     return one is not None and spellings.get(one.lower(), one) == spellings.get(other.lower(), other)
 
 
-def plan_settings(wanted: Mapping[str, str], current: Mapping[str, Optional[str]]) -> Plan:
+Current = Union[None, str, SharingError]
+"""A parameter's value now: None where it is not known, an error where there can be no such parameter."""
+
+
+def plan_settings(wanted: Mapping[str, str], current: Mapping[str, Current]) -> Plan:
     """Set every parameter that differs, or whose value is not known; pure."""
-    items = []
-    for name, value in wanted.items():
-        before = current[name]
-        actions = () if same_value(before, value) else (Action("config", (name, value), f"set {name} to {value}"),)
-        items.append(Item(name, "not known" if before is None else before, value if actions else str(before), actions))
-    return Plan(tuple(items))
+    return Plan(tuple(_item(name, value, current[name]) for name, value in wanted.items()))
 
 
-def _current(host: Host, ledger: Ledger, name: str) -> Optional[str]:
-    shown = host.sysfs.parameter(name)
+def _item(name: str, value: str, before: Current) -> Item:
+    if isinstance(before, SharingError):
+        return Item(name, "not known", "not known", error=before)
+    if same_value(before, value):
+        return Item(name, str(before), str(before))
+    action = Action("config", (name, value), f"set {name} to {value}")
+    return Item(name, "not known" if before is None else before, value, (action,))
+
+
+def _current(host: Host, ledger: Ledger, name: str) -> Current:
+    try:
+        shown = host.sysfs.parameter(name)
+    except SharingError as error:
+        return error
     return ledger.settings.get(name) if shown is None else shown
+
+
+def _set_all(
+    host: Host, ledger: Ledger, wanted: Mapping[str, str], check: bool
+) -> Tuple[Report, List[Outcome], Dict[str, Current]]:
+    current = {name: _current(host, ledger, name) for name in wanted}
+
+    def perform(action: Action) -> None:
+        _set(host, ledger, str(action.args[0]), str(action.args[1]))
+
+    report, outcomes = run_plan(plan_settings(wanted, current), check, perform)
+    return report, outcomes, current
 
 
 def _set(host: Host, ledger: Ledger, name: str, value: str) -> None:
@@ -55,25 +78,21 @@ def _set(host: Host, ledger: Ledger, name: str, value: str) -> None:
 def configure(host: Host, wanted: Mapping[str, str], check: bool) -> Report:
     """Set parameters of the kernel module."""
     with host.ledger(check) as ledger:
-        current = {name: _current(host, ledger, name) for name in wanted}
-        plan = plan_settings(wanted, current)
-        report, outcomes = run_plan(
-            plan, check, lambda action: _set(host, ledger, str(action.args[0]), str(action.args[1]))
-        )
+        report, outcomes, current = _set_all(host, ledger, wanted, check)
     report.results["settings"] = [
-        _setting(
-            outcome.item.name,
-            current[outcome.item.name],
-            outcome.item.after if outcome.error is None else None,
-            outcome.action,
-        )
+        _setting(outcome.item.name, current[outcome.item.name], _value_after(outcome), outcome.action)
         for outcome in outcomes
     ]
     return report
 
 
-def _setting(name: str, before: Optional[str], value: Optional[str], action: str) -> Dict[str, object]:
-    return {"name": name, "before": before, "value": value, "action": action}
+def _value_after(outcome: Outcome) -> Optional[str]:
+    return outcome.item.after if outcome.error is None else None
+
+
+def _setting(name: str, before: Current, value: Optional[str], action: str) -> Dict[str, object]:
+    known = None if isinstance(before, SharingError) else before
+    return {"name": name, "before": known, "value": value, "action": action}
 
 
 def config_resource(params: Mapping[str, Any]) -> NodeResource:
@@ -96,11 +115,7 @@ def scan(host: Host, node_id: int, adapter: int, autoborrow: Optional[bool], che
     """Look for transparent devices behind an adapter. What a scan finds only the tool knows: see ``predicted``."""
     wanted = {} if autoborrow is None else {AUTOBORROW: "1" if autoborrow else "0"}
     with host.ledger(check) as ledger:
-        current = {name: _current(host, ledger, name) for name in wanted}
-        plan = plan_settings(wanted, current)
-        report, outcomes = run_plan(
-            plan, check, lambda action: _set(host, ledger, str(action.args[0]), str(action.args[1]))
-        )
+        report, outcomes, _before = _set_all(host, ledger, wanted, check)
         action = ", ".join([action.command for outcome in outcomes for action in outcome.done] + ["scan"])
         report.results.update({"node_id": node_id, "adapter": adapter, "action": action, "predicted": check})
         if check:

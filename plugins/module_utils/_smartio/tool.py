@@ -110,13 +110,13 @@ class SmartioTool:
         """Undo a borrow (the command ``return``)."""
         self._change("return", fdid)
 
-    def enable_p2p(self, source: str, destination: str, bar: Optional[int]) -> None:
+    def enable_p2p(self, source: str, destination: str, bar_number: Optional[int]) -> None:
         """Let ``source`` reach a BAR of ``destination`` directly."""
-        self._change("enable-p2p", source, destination, *([] if bar is None else [str(bar)]))
+        self._change("enable-p2p", source, destination, *([] if bar_number is None else [str(bar_number)]))
 
-    def disable_p2p(self, source: str, destination: str, bar: Optional[int]) -> None:
+    def disable_p2p(self, source: str, destination: str, bar_number: Optional[int]) -> None:
         """Undo enable_p2p."""
-        self._change("disable-p2p", source, destination, *([] if bar is None else [str(bar)]))
+        self._change("disable-p2p", source, destination, *([] if bar_number is None else [str(bar_number)]))
 
     def get_vdev(self, fdid: str) -> Optional[str]:
         """The local (virtual) BDF of a device that is borrowed here; None where it is not.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Mapping, Optional, Pattern, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Pattern, Sequence, Tuple
 
 from .._pci import lspci_filter
 from .._pci.address import printable
@@ -114,11 +114,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """This node's devices; serial numbers and names (several may be known) are looked up only when asked for."""
+    """This node's devices; serial numbers and names (several may be known) are looked up one by one when asked for."""
 
     present: Mapping[str, PciDevice]
-    serial: Callable[[str], Optional[str]]
-    names: Callable[[str], List[str]]
+    serials: Callable[[str], Iterable[Optional[str]]]
+    names: Callable[[str], Iterable[Optional[str]]]
 
 
 def resolve(
@@ -169,6 +169,6 @@ def _selected(select: LocalSelect, device: PciDevice, catalogue: Catalogue) -> b
         return False
     if select.class_code is not None and not device.class_code.startswith(select.class_code):
         return False
-    if select.serial is not None and select.serial != catalogue.serial(device.bdf):
+    if select.serial is not None and select.serial not in catalogue.serials(device.bdf):
         return False
-    return select.name is None or any(select.name.search(name) for name in catalogue.names(device.bdf))
+    return select.name is None or any(name and select.name.search(name) for name in catalogue.names(device.bdf))

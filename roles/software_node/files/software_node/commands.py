@@ -357,11 +357,11 @@ def _p2p_arguments(node: Node, args: List[str]) -> Tuple[Borrow, Borrow, int]:
 
 
 def _enable_p2p(node: Node, args: List[str], session: Session) -> None:
-    source, destination, bar = _p2p_arguments(node, args)
+    source, destination, number = _p2p_arguments(node, args)
     owners = (source.origin, destination.origin)
     if owners[0] != owners[1] and not _connected(node, source, destination):
         raise NodeError(errno.ENOTCONN, f"node {source.view.node_id} has no connection to {destination.view.node_id}")
-    pair = (source.view.fdid, destination.view.fdid, bar)
+    pair = (source.view.fdid, destination.view.fdid, number)
     with node.lock:
         if pair in node.p2p:
             return _done_already(node, errno.EALREADY, f"p2p from {pair[0]:x} to {pair[1]:x} is enabled")
@@ -380,8 +380,8 @@ def _connected(node: Node, source: Borrow, destination: Borrow) -> bool:
 
 
 def _disable_p2p(node: Node, args: List[str], session: Session) -> None:
-    source, destination, bar = _p2p_arguments(node, args)
-    pair = (source.view.fdid, destination.view.fdid, bar)
+    source, destination, number = _p2p_arguments(node, args)
+    pair = (source.view.fdid, destination.view.fdid, number)
     with node.lock:
         if pair not in node.p2p:
             raise NodeError(errno.EINVAL, f"p2p from {pair[0]:x} to {pair[1]:x} is not enabled")

@@ -383,7 +383,8 @@ def test_the_fabrics_own_adapter_is_never_lent(fabric: Fabric) -> None:
 
 def test_a_check_that_cannot_be_made_is_a_reason(fabric: Fabric) -> None:
     lender = make(fabric)
-    (lender.proc / "1/mountinfo").unlink()
+    for name in ("mountinfo", "mounts"):
+        (lender.proc / "1" / name).unlink()
     bad(lender, MODULE, bdf=DRIVE)
     assert lender.changing() == []
 
@@ -591,17 +592,30 @@ def test_an_fdid_that_vanishes_between_list_and_show(fabric: Fabric, two_quirks:
     assert lender.pool() == {GPU2: "available"}
 
 
-@pytest.mark.parametrize("how", ["EIO", "garbage", "nothing"])
-def test_show_of_another_device_fails(fabric: Fabric, two_quirks: Dict[str, Any], how: str) -> None:
+def test_a_device_of_another_lender_cannot_be_shown(fabric: Fabric, two_quirks: Dict[str, Any]) -> None:
     lender = make(fabric, **two_quirks)
     fabric.node(12, [nvme("0000:08:00.0", 8)])
     fabric.connect(12, 4)
     (fdid,) = fabric.lend(12, "0000:08:00.0")
-    if how == "EIO":
-        lender.rule("show", "exit", arg=fdid, exit=5, err="cannot reach")
-    else:
-        lender.rule("show", "exit", arg=fdid, exit=0, out="\x01\x02 ??\n:::\n" if how == "garbage" else "")
+    lender.rule("show", "exit", arg=fdid, exit=5, err="cannot reach")
     case(MODULE, {"bdf": GPU2}, lender, expect_changed=True, actions=["add, available"])
+
+
+@pytest.mark.parametrize("out", ["\x01\x02 ??\n:::\n", ""])
+def test_a_pool_device_that_cannot_be_read(fabric: Fabric, out: str) -> None:
+    """It could be the wanted one: either it is proved not to be, or the refusal names it and nothing is run."""
+    lender = make(fabric)
+    fabric.node(12, [nvme("0000:08:00.0", 8)])
+    fabric.connect(12, 4)
+    (fdid,) = fabric.lend(12, "0000:08:00.0")
+    lender.rule("show", "exit", arg=fdid, exit=0, out=out)
+    result = on(lender, MODULE, bdf=GPU2)
+    if result.failed:
+        assert result.says(fdid)
+        assert lender.changing() == []
+    lender.no_rules()
+    good(lender, MODULE, bdf=GPU2)
+    assert lender.pool() == {GPU2: "available"}
 
 
 def test_twins_are_not_mixed_up(fabric: Fabric) -> None:

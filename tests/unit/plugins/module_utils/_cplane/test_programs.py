@@ -9,9 +9,12 @@ import errno
 import json
 import os
 import signal
+import socket
 import stat
+import struct
 import subprocess
 import sys
+import threading
 import zipfile
 from pathlib import Path
 from typing import Any, Callable, Dict, List
@@ -55,7 +58,7 @@ def test_status_is_written_as_the_reference_tool_writes_it() -> None:
             client.CtrlrInfo("0000:02:00.0", 1, 2, 2, 0, 0, True),
         ),
     )
-    assert cplaned.status_text(77, server) == (SAMPLES / "homi-status.yaml").read_text()
+    assert cplaned.status_text(77, server) == (SAMPLES / "homi-status.txt").read_text()
 
 
 def test_status_of_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,6 +67,28 @@ def test_status_of_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out == (
         "homi_id: 9\nserver_running: false\nready: false\ncontrollers: []\n"
         "# ERR: 'status': {errno: -19, msg: 'No such device'}\n"
+    )
+
+
+def test_status_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It runs, but it is not one to work with."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(client.socket_path(9, str(tmp_path)))
+        listener.listen(1)
+
+        def answer() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                peer.recv(104)
+                peer.sendall(struct.pack("<II", 7, 5) + bytes(120))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert cplaned.main(["status", "--homi-id", "9", "--directory", str(tmp_path)]) == 1
+        thread.join(10)
+    assert capsys.readouterr().out == (
+        "homi_id: 9\nserver_running: true\nready: false\ncontrollers: []\n"
+        "# ERR: 'status': {errno: -71, msg: 'Protocol error'}\n"
     )
 
 
@@ -150,14 +175,10 @@ def test_the_same_sources_give_the_same_bytes(tmp_path: Path) -> None:
     data = Path(first).read_bytes()
     assert bundle.build() == data
     copy = tmp_path / "elsewhere" / "module_utils"
-    for name in bundle.contents(Path(bundle.__file__).parents[1]):
-        if name.startswith("iofabric_sharing/_"):
-            source = Path(bundle.__file__).parents[1] / name.partition("/")[2]
-            if source.exists():
-                target = copy / name.partition("/")[2]
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(source.read_bytes())
-    (copy / "_cplane" / "bundle.py").write_bytes(Path(bundle.__file__).read_bytes())
+    (copy / "_cplane").mkdir(parents=True)
+    package = Path(bundle.__file__).parent
+    for source in (package.parent / "_plan.py", *package.glob("*.py")):
+        (copy / source.relative_to(package.parent)).write_bytes(source.read_bytes())
     for path in copy.rglob("*.py"):
         os.utime(path, (10**9, 10**9))
         path.chmod(0o600)

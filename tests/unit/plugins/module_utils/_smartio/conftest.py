@@ -12,6 +12,11 @@ from pathlib import Path
 from typing import Callable, Iterator, List
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says nothing on a machine that does other things too.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 SAMPLES = Path(__file__).parent / "samples"
 

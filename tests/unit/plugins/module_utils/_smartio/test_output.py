@@ -96,7 +96,9 @@ def test_list_line(line: str, entry: PoolEntry) -> None:
         assert parsed.unread == ()
 
 
-@pytest.mark.parametrize("text", ["", "\n", "\r\n\r\n", "No devices\n", "Devices in the pool:\n", "----\n", " \t \n"])
+@pytest.mark.parametrize(
+    "text", ["", "\n", "\r\n\r\n", "No devices\n", "Devices in the pool:\n", "----\n", " \t \n", "\ufffd\ufffd\n"]
+)
 def test_list_notes_are_passed_over(text: str) -> None:
     assert parse_list(text).entries == ()
     assert parse_list(text).unread == ()
@@ -106,7 +108,7 @@ def test_list_notes_are_passed_over(text: str) -> None:
     "line",
     [
         "80002: NV\ufffdMe [available]",
-        "\ufffd\ufffd\ufffd",
+        "80002: NVMe \ufffd",
         "80002: NVMe [avail\x1b[0mable]",
         "zz: NVMe [available]",
         "80002 NVMe [available]",

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 
 A, B, C = "0000:81:00.0", "0000:82:00.0", "0000:82:00.1"
 NONE: FrozenSet[str] = frozenset()
-IDS = {"vendor_id": "10de", "device_id": "28b0", "subsystem_vendor_id": "10de", "subsystem_device_id": "1870"}
 DEVICES = {
-    A: PciDevice(A, **IDS),
+    A: PciDevice(A, "10de", "28b0", "10de", "1870"),
     B: PciDevice(B, vendor_id="144d", device_id="a808"),
     C: PciDevice(C, vendor_id="144d", device_id="a808"),
 }
@@ -89,7 +88,7 @@ class FakeTool(SmartioTool):
         (FabricDevice("48100", location="this node", bdf=A), {4}, {A}, ""),
         # No address: the hint among devices of the same ids, then the ids alone.
         (FabricDevice("48100", node_id=4, vendor_id="10de", device_id="28b0"), {4}, {A}, ""),
-        (FabricDevice("40000", node_id=4, **IDS), {4}, {A}, ""),
+        (FabricDevice("40000", node_id=4, vendor_id="10de", subsystem_device_id="1870"), {4}, {A}, ""),
         (FabricDevice("48200", node_id=4, vendor_id="144d", device_id="a808"), {4}, {B}, ""),
         (FabricDevice("48201", node_id=4, vendor_id="144d"), {4}, {C}, ""),
         (FabricDevice("40002", node_id=4, vendor_id="144d"), {4}, {B, C}, "which local device pool device 40002 is"),

@@ -511,7 +511,7 @@ class Node:
 
     def fdid(self, bdf: str) -> str:
         devices = self.fabric.state["devices"].items()
-        found = [fdid for fdid, device in devices if device["owner"] == self.node_id and device["bdf"] == bdf]
+        found: List[str] = [fdid for fdid, one in devices if (one["owner"], one["bdf"]) == (self.node_id, bdf)]
         assert len(found) == 1, found
         return found[0]
 
