@@ -37,6 +37,25 @@ class Row:
     nodes: str = ""
 
 
+@dataclass(frozen=True)
+class Service:
+    """A controller that is served on a host: how it is named there, and how many bytes each client read back."""
+
+    host: str
+    cplane_id: int
+    name: str
+    uri: str
+    clients: Sequence[int]
+
+    def sentence(self) -> str:
+        """What was seen, for a person."""
+        sizes = " and ".join(f"{nbytes // 1024} KiB" for nbytes in self.clients)
+        return (
+            f"{self.host} serves {self.name} as {self.uri} under id {self.cplane_id}; "
+            f"{len(self.clients)} client processes wrote and read back {sizes}"
+        )
+
+
 def check_recap(recap: Recap, hosts: Sequence[str], must_change: bool) -> None:
     """Raise DemoError unless every host was reached, nothing failed, and all hosts changed (or none did)."""
     for host in hosts:
@@ -104,3 +123,28 @@ def table(rows: Sequence[Row]) -> str:
     return "".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n" for line in lines
     )
+
+
+def services(servers: Answers, waited: Answers) -> list[Service]:
+    """What is served, by the answers of xnvme_cplane_info, and what the clients printed, by those of async_status."""
+    found = []
+    for host, answer in servers.items():
+        clients = [_verified(host, result) for result in waited.get(host, {}).get("results", ())]
+        if len(clients) < 2:
+            raise DemoError(f"{host}: {len(clients)} clients ended, not two")
+        for server in answer["servers"]:
+            if not server["alive"] or server["clients"] != 0:
+                raise DemoError(f"{host}: the server does not run, or the clients left something behind")
+            for one in server["controllers"]:
+                found.append(Service(host, server["cplane_id"], one["name"], one["uri"], clients))
+    if not found:
+        raise DemoError("no controller is served")
+    return found
+
+
+def _verified(host: str, result: Mapping[str, Any]) -> int:
+    """The bytes that a client says it read back as it had written them."""
+    said = dict(line.split(": ", 1) for line in result["stdout_lines"])
+    if said.get("verified") != "true" or not int(said.get("bytes", 0)):
+        raise DemoError(f"{host}: a client did not read back what it wrote")
+    return int(said["bytes"])

@@ -67,6 +67,7 @@ def environment() -> dict[str, str]:
         "ANSIBLE_HOME": str(ansible),
         "ANSIBLE_LOCAL_TEMP": str(ansible / "tmp"),
         "ANSIBLE_REMOTE_TEMP": str(ansible / "tmp"),
+        "ANSIBLE_ASYNC_DIR": str(ansible / "async"),
         "ANSIBLE_COLLECTIONS_PATH": str(BUILD / "collections"),
         "ANSIBLE_CALLBACK_PLUGINS": str(HERE / "callback"),
         "ANSIBLE_CALLBACKS_ENABLED": "demo_record",
@@ -124,7 +125,8 @@ def demo(signals: Signals) -> str:
         counts = json.loads((FOLDER / "counts.json").read_text(encoding="utf-8"))
     seconds = time.monotonic() - started
     devices = f"{counts['lent']} devices lent, {counts['borrowed']} borrowed"
-    return f"second run changed nothing; {devices}, {seconds:.0f} seconds"
+    served = f"{counts['served']} controller served to {counts['clients']} processes"
+    return f"second run changed nothing; {devices}, {served}, {seconds:.0f} seconds"
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, Optional
 
 from guard import end_with_parent
-from report import DemoError, Recap, Row, check_recap, pool, table
+from report import DemoError, Recap, Row, Service, check_recap, pool, services, table
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAYBOOK = "playbooks/demo.yml"
@@ -45,8 +45,8 @@ def play(record: Path) -> dict[str, Any]:
     return data
 
 
-def scenario(folder: Path, hosts: list[str]) -> list[Row]:
-    """Both runs and the table; the rows of the table. DemoError when anything is not as it has to be."""
+def scenario(folder: Path, hosts: list[str]) -> tuple[list[Row], list[Service]]:
+    """Both runs and the table; its rows, and what is served. DemoError when anything is not as it has to be."""
     say(f"demo: first run: ansible-playbook -i {INVENTORY} {PLAYBOOK}")
     first: Recap = play(folder / "first.json")["recap"]
     check_recap(first, hosts, must_change=True)
@@ -57,7 +57,10 @@ def scenario(folder: Path, hosts: list[str]) -> list[Row]:
     rows = pool(results["iofabric.sharing.smartio_info"], results["iofabric.sharing.smartio_borrow"])
     say("demo: the pool, as smartio_info tells it on all nodes\n")
     say(table(rows))
-    return rows
+    served = services(results["iofabric.sharing.xnvme_cplane_info"], results["ansible.builtin.async_status"])
+    for service in served:
+        say(f"demo: {service.sentence()}")
+    return rows, served
 
 
 def _end(number: int, _frame: Optional[FrameType]) -> None:
@@ -71,11 +74,16 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, _end)
     folder = Path(arguments[0])
     try:
-        rows = scenario(folder, arguments[1:])
+        rows, served = scenario(folder, arguments[1:])
     except DemoError as error:
         print(f"demo: {error}", file=sys.stderr, flush=True)
         return 1
-    counts = {"lent": len(rows), "borrowed": sum(1 for row in rows if row.borrower)}
+    counts = {
+        "lent": len(rows),
+        "borrowed": sum(1 for row in rows if row.borrower),
+        "served": len(served),
+        "clients": sum(len(service.clients) for service in served),
+    }
     (folder / "counts.json").write_text(json.dumps(counts), encoding="utf-8")
     return 0
 

@@ -30,7 +30,9 @@ class ActionModule(ActionBase):
         if answer.pop("need_program", None):
             arguments["_program_source"] = self._hand_over()
             answer = self._execute_module(module_args=arguments, task_vars=task_vars)
-        answer.get("invocation", {}).get("module_args", {}).pop("_program_source", None)
+        asked = answer.get("invocation", {}).get("module_args", {})
+        for name in [name for name in asked if name.startswith("_program")]:
+            del asked[name]
         result.update(answer)
         self._remove_tmp_path(self._connection._shell.tmpdir)
         return result

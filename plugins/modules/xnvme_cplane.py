@@ -19,7 +19,10 @@ description:
   - A server with clients is never stopped or restarted without O(force). Mode, group and allow list change under a
     running server; other controllers take a restart; every other difference is reported as C(restart_pending) and
     takes effect when the server has no clients.
-  - A server under the same id that was not started by this module is left as it is where it serves what is wanted.
+  - A server under the same id that was not started by this module is left as it is where it serves what is wanted, and
+    V(started) is refused where it does not. V(stopped) and V(restarted) end it when nobody is connected.
+  - A server that has the socket and cannot be understood (it hangs, or speaks another version of the wire format) is
+    refused by all states unless O(force) is given.
 options:
   cplane_id:
     description:
@@ -61,7 +64,7 @@ options:
         choices: [auto, systemd, process]
       socket_mode:
         description: Mode of the socket, as O(socket_mode).
-        type: str
+        type: raw
       socket_group:
         description: Group of the socket, as O(socket_group).
         type: str
@@ -100,8 +103,8 @@ options:
     default: auto
   socket_mode:
     description:
-      - Mode of the socket, octal and quoted.
-    type: str
+      - Mode of the socket, octal and quoted. A number is refused, since YAML reads C(0660) as 432.
+    type: raw
     default: '0660'
   socket_group:
     description:
@@ -121,7 +124,8 @@ options:
     default: 0
   force:
     description:
-      - Stop or restart a server that has clients, and kill one that does not end.
+      - Stop or restart a server that has clients or cannot be understood, and kill one that does not end.
+      - Restart a server that runs with other settings than the wanted ones, also while it has clients.
     type: bool
     default: false
   timeout:
@@ -138,14 +142,19 @@ options:
     description:
       - Path of the native server's program on the node. By default the collection brings its own.
     type: path
+  program_dir:
+    description:
+      - The folder on the node in which the collection puts the native server's program.
+      - By default C(/var/lib/iofabric), without root C(~/.local/share/iofabric).
+    type: path
   socket_dir:
     description:
-      - The folder of sockets. Clients look in C(/tmp).
+      - The folder of sockets. Clients, and V(homi), look in C(/tmp).
     type: path
     default: /tmp
   state_dir:
     description:
-      - The folder in which servers are remembered.
+      - The folder in which servers are remembered, and have their output (C(ID.log)).
       - By default C(/run/iofabric/cplane), without root a folder of the user's own.
     type: path
   tool:
@@ -180,7 +189,8 @@ attributes:
   check_mode:
     support: full
     description: Can run in check mode and predict what a run would do, without running a command that changes anything.
-    details: What waits for clients to leave (O(drain_timeout)) or for a device to be borrowed is C(pending).
+    details: What waits for clients to leave (O(drain_timeout)), for a device to be borrowed, a group to be created or a
+      tool to be installed is C(pending).
   diff_mode:
     support: full
     description: Will return what has changed (or would change in check mode) when in diff mode.
@@ -259,11 +269,11 @@ servers:
       type: str
       sample: ok
     connections:
-      description: Connections that the server has, that of this module included.
+      description: Connections that the server has, that of this module included. Null where it did not say.
       type: int
       sample: 1
     clients:
-      description: Clients that are connected, without this module.
+      description: Clients that are connected, without this module. Null where the server did not say.
       type: int
       sample: 0
     restart_pending:
@@ -304,9 +314,16 @@ servers:
       description: Why a server that is there could not be understood.
       type: str
     action:
-      description: What was done (in check mode would be). C(start), C(stop), C(configure), C(none), or C(pending).
+      description:
+        - What was done, in order. C(start), C(stop), C(configure), or C(none).
+        - In check mode what would be, or C(pending) where that depends on an earlier task or on clients that leave.
       type: str
       sample: start
+program:
+  description: Where the native server's program lies on the node, or would be put.
+  returned: always
+  type: str
+  sample: /var/lib/iofabric/xnvme-cplaned-0.1.0.pyz
 pending:
   description: Check mode could not tell what a run would do.
   returned: in check mode, where it is so
@@ -337,7 +354,7 @@ def main() -> None:
         "backend": text,
         "heap_size": text,
         "manager": {"type": "str", "choices": list(MANAGERS)},
-        "socket_mode": text,
+        "socket_mode": {"type": "raw"},
         "socket_group": text,
         "allow_uids": {"type": "list", "elements": "int"},
     }
@@ -353,13 +370,14 @@ def main() -> None:
             "state": {"type": "str", "choices": list(STATES), "default": "started"},
             "server": {"type": "str", "choices": list(SERVERS), "default": "auto"},
             "manager": {"type": "str", "choices": list(MANAGERS), "default": "auto"},
-            "socket_mode": {"type": "str", "default": "0660"},
+            "socket_mode": {"type": "raw", "default": "0660"},
             "allow_uids": {"type": "list", "elements": "int", "default": []},
             "drain_timeout": {"type": "float", "default": 0},
             "force": {"type": "bool", "default": False},
             "timeout": {"type": "float", "default": 60},
             "homi": {"type": "str", "default": "homi"},
             "program": {"type": "path"},
+            "program_dir": {"type": "path"},
             "socket_dir": {"type": "path", "default": "/tmp"},  # noqa: S108 - where clients look
             "state_dir": {"type": "path"},
             "tool": {"type": "str", "default": "smartio_tool"},

@@ -23,7 +23,13 @@ description:
   - For the runner of the demo, which must not depend on what a run prints.
 """
 
-RECORDED = ("iofabric.sharing.smartio_borrow", "iofabric.sharing.smartio_device", "iofabric.sharing.smartio_info")
+RECORDED = (
+    "ansible.builtin.async_status",
+    "iofabric.sharing.smartio_borrow",
+    "iofabric.sharing.smartio_device",
+    "iofabric.sharing.smartio_info",
+    "iofabric.sharing.xnvme_cplane_info",
+)
 
 
 class CallbackModule(CallbackBase):

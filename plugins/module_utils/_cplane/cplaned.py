@@ -15,7 +15,7 @@ import socket
 import sys
 from typing import Callable, Dict, FrozenSet, List, Optional, Sequence
 
-from . import VERSION
+from . import VERSION, example
 from .client import DIRECTORY, MAX_ID, CtrlrInfo, ServerInfo, read_server
 from .errors import ConfigError, CplaneError, NotServed, VersionMismatch
 from .listener import Access
@@ -246,7 +246,16 @@ def parser() -> argparse.ArgumentParser:
     status.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="default %(default)s")
     status.set_defaults(run=_status)
 
-    for command in (run, status):
+    client = commands.add_parser(
+        "example",
+        help="write to a served controller and read it back, as an example of a client",
+        description="Write a pattern to the first blocks of a served controller, whose data is lost, and read it back. "
+        "Exit 0 when what was read is what was written.",
+    )
+    example.add_arguments(client)
+    client.set_defaults(run=example.main)
+
+    for command in (run, status, client):
         command.add_argument(
             "--homi-id", type=_number(0, MAX_ID), required=True, metavar="ID", help="the id of the control plane"
         )

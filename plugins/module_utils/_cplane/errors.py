@@ -77,6 +77,12 @@ class ConfigError(CplaneError):
     errno = errno.EINVAL
 
 
+class NotYet(CplaneError):
+    """Something that an earlier task may bring (a borrowed device, a program, a group) is not there."""
+
+    errno = errno.ENOENT
+
+
 def errno_name(number: int) -> str:
     """Return ``EINVAL (Invalid argument)`` for 22 or -22."""
     number = abs(number)

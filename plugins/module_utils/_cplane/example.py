@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """An example of a client: become a client of a served controller, write a pattern, read it back, say what was seen.
 
-Run it as ``python3 -m ..._cplane.example --homi-id 7 --blocks 64``. It writes to the first blocks of namespace 1 of the
+Run it as ``python3 xnvme-cplaned-VERSION.pyz example --homi-id 7 --blocks 64``; where that file lies on a node is what
+the module xnvme_cplane returns as ``program``. It writes to the first blocks of namespace 1 of the
 controller (``--start`` says from where on): what is there is lost. Every step is one that any client takes:
 
 1. connect to the socket of the id, and ask for the controllers (STATUS);
@@ -23,10 +24,10 @@ import hashlib
 import os
 import sys
 import time
-from typing import Dict, Optional, Sequence
+from typing import Dict, Optional
 
 from . import nvme
-from .client import DIRECTORY, Connection, connect
+from .client import Connection, connect
 from .errors import ConfigError, CplaneError
 from .qpair import Attached, Queue
 
@@ -92,28 +93,20 @@ def _do(queue: Queue, opcode: int, lba: int, blocks: int, buffer: int, nbytes: i
     check(queue.wait(timeout), "Write" if opcode == nvme.WRITE else "Read")
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run the program; returns 0 when what was read is what was written."""
-    parser = argparse.ArgumentParser(description="Write to a served controller and read it back.")
-    parser.add_argument("--homi-id", type=int, required=True, metavar="ID", help="the id of the control plane")
-    parser.add_argument("--directory", default=DIRECTORY, help="where sockets are (default %(default)s)")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command line, all but the options that tell which server."""
     parser.add_argument("--uri", help="the controller (default: the first one)")
     parser.add_argument("--start", type=int, default=0, metavar="LBA", help="the first block (default 0)")
     parser.add_argument("--blocks", type=int, default=8, help="how many blocks, 1 to 256 (default 8)")
     parser.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="for each step (default 10)")
-    options = parser.parse_args(arguments)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run the program; returns 0 when what was read is what was written."""
     if not 1 <= options.blocks <= 256 or options.start < 0:
-        parser.error("--blocks must be 1 to 256, --start not negative")
-    try:
-        with connect(options.homi_id, options.directory, options.timeout) as connection:
-            seen = run(connection, options.uri, options.start, options.blocks, options.timeout)
-    except CplaneError as error:
-        sys.stderr.write(f"{error.message}\n")
-        return 1
+        raise ConfigError("--blocks must be 1 to 256, --start not negative")
+    with connect(options.homi_id, options.directory, options.timeout) as connection:
+        seen = run(connection, options.uri, options.start, options.blocks, options.timeout)
     for name, value in seen.items():
         sys.stdout.write(f"{name}: {str(value).lower() if isinstance(value, bool) else value}\n")
     return 0 if seen["verified"] else 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -22,13 +22,25 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
+from .._plan import Deadline
 from .client import socket_path
-from .errors import ConfigError, CplaneError
-from .process import homi_command, homi_usage, native_command, send_signal, served_by, start, stop
+from .errors import CplaneError, NotYet, UnsafePath
+from .process import (
+    Process,
+    homi_command,
+    homi_usage,
+    identify,
+    inspect,
+    native_command,
+    send_signal,
+    served_by,
+    start,
+    stop,
+)
+from .program import ProgramPlace
 from .wanted import Wanted
 
 NATIVE, HOMI = "native", "homi"
-_UNIT = "xnvme-cplane@%d.service"
 _SYSTEM_DIR = "/run/iofabric/cplane"
 
 
@@ -41,17 +53,32 @@ def default_state_dir() -> str:
     return os.path.join(parent, "iofabric", "cplane")
 
 
+def unit_of(cplane_id: int) -> str:
+    """The systemd unit that serves an id, an instance of what the role cplane_server installs."""
+    return f"xnvme-cplane@{cplane_id}.service"
+
+
 @dataclass(frozen=True)
 class Programs:
-    """What servers are run with: the zipapp of ours (None where it is not on the node), and the reference tool."""
+    """What servers are run with: the zipapp of ours, and the reference tool (a path, or a name on PATH)."""
 
-    native: Optional[str]
-    native_digest: Optional[str]
+    native: ProgramPlace
     homi: str
 
     def find_homi(self) -> Optional[str]:
         """The reference tool's path; None where it is not installed."""
         return shutil.which(self.homi)
+
+    def check(self, kind: str) -> None:
+        """Raise NotYet (or another CplaneError) where a server of this kind cannot be run."""
+        if kind == NATIVE:
+            self.native.check()
+        elif self.find_homi() is None:
+            raise NotYet(f"the reference tool {self.homi} is not installed; install xNVMe, or name its path in 'homi'")
+
+    def digest(self, kind: str) -> str:
+        """What tells one build of our server from another; nothing does for the reference tool."""
+        return self.native.digest if kind == NATIVE else ""
 
 
 @dataclass(frozen=True)
@@ -84,11 +111,11 @@ class Registry:
         self.folder = folder
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the folder for one run at a time."""
+    def locked(self, timeout: float) -> Iterator[None]:
+        """Hold the folder for one run at a time; raises CplaneError when another one has it for ``timeout`` seconds."""
         try:
             os.makedirs(self.folder, mode=0o755, exist_ok=True)
-            self._refuse_foreign()
+            self.check()
             fd = os.open(self.path("lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise CplaneError(
@@ -96,19 +123,39 @@ class Registry:
                 "run as root (become: true), or give another state_dir"
             ) from None
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            self._lock(fd, timeout)
             yield
         finally:
             os.close(fd)
 
-    def _refuse_foreign(self) -> None:
-        """A folder that somebody else may change could make us end or run what they like."""
-        found = os.stat(self.folder)
-        if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    def _lock(self, fd: int, timeout: float) -> None:
+        for last in Deadline(timeout).pauses():
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if last:
+                    raise CplaneError(
+                        f"the folder {self.folder} is locked: another run manages servers; wait for it and run again"
+                    ) from None
+
+    def check(self) -> None:
+        """Refuse a folder that somebody else may change: they could make us end or run what they like."""
+        if not self.is_trusted():
             raise CplaneError(
                 f"the folder {self.folder} belongs to another user or can be written by others; "
                 "remove it, or give another state_dir"
             )
+
+    def is_trusted(self) -> bool:
+        """Whether nobody else can change what is remembered; a folder that is not there remembers nothing."""
+        try:
+            found = os.stat(self.folder)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return found.st_uid in (0, os.geteuid()) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
     def path(self, name: str) -> str:
         """A file of the folder."""
@@ -118,9 +165,15 @@ class Registry:
         """What a server was started with; None where nothing (readable) says so."""
         try:
             with open(self.path(f"{cplane_id}.json"), encoding="utf-8") as file:
-                return Record(**json.load(file))
+                record = Record(**json.load(file))
         except (OSError, ValueError, TypeError):
             return None
+        right = isinstance(record.controllers, list) and isinstance(record.uris, list)
+        return record if right and isinstance(record.access, dict) else None
+
+    def process(self, cplane_id: int) -> Optional[Process]:
+        """The server that was started as a process and still runs."""
+        return inspect(self.path(f"{cplane_id}.pid"))
 
     def save(self, cplane_id: int, record: Record) -> None:
         """Remember what a server is started with, and (for ours) who may connect."""
@@ -156,21 +209,18 @@ class ProcessManager:
 
     def start(self, wanted: Wanted, kind: str, timeout: float) -> None:
         """Start a server and return when it answers with exactly the wanted controllers."""
-        command = self._command(wanted, kind)
-        self._registry.save(wanted.cplane_id, record_of(wanted, kind, self.name, self._programs))
+        refuse_obstacle(socket_path(wanted.cplane_id, self._socket_dir))
         start(
-            command,
+            self._command(wanted, kind),
             self._registry.path(f"{wanted.cplane_id}.pid"),
             self._registry.path(f"{wanted.cplane_id}.log"),
             served_by(wanted.cplane_id, wanted.uris, self._socket_dir),
             timeout,
         )
-        if kind == HOMI:
-            set_socket_access(wanted, self._socket_dir)
 
-    def stop(self, cplane_id: int, timeout: float, kill: bool) -> bool:
-        """Stop the server that was started here; whether there was one."""
-        return stop(self._registry.path(f"{cplane_id}.pid"), timeout, kill)
+    def stop(self, cplane_id: int, timeout: float, kill: bool) -> None:
+        """Stop the server that was started here."""
+        stop(self._registry.path(f"{cplane_id}.pid"), timeout, kill)
 
     def reload(self, cplane_id: int) -> None:
         """Have our server read its settings again."""
@@ -178,16 +228,29 @@ class ProcessManager:
 
     def _command(self, wanted: Wanted, kind: str) -> List[str]:
         if kind == HOMI:
-            tool = self._programs.find_homi()
-            if tool is None:
-                raise ConfigError(
-                    f"the reference tool {self._programs.homi} is not installed; install xNVMe, or give 'homi'"
-                )
-            return homi_command(homi_usage(tool), wanted.uris, wanted.cplane_id, wanted.backend, wanted.heap_size)
-        program = [sys.executable, str(self._programs.native)]
+            usage = homi_usage(self._programs.find_homi() or self._programs.homi)
+            return homi_command(usage, wanted.uris, wanted.cplane_id, wanted.backend, wanted.heap_size)
+        program = [sys.executable, self._programs.native.install()]
         settings = self._registry.path(f"{wanted.cplane_id}.settings.json")
         return native_command(
             program, wanted.controllers, wanted.cplane_id, self._socket_dir, wanted.heap_size, settings
+        )
+
+
+def refuse_obstacle(path: str) -> None:
+    """Raise UnsafePath for what no server may take the place of; the reference one removes whatever lies there."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UnsafePath(f"cannot look at {path}: {error.strerror}") from None
+    if not stat.S_ISSOCK(found.st_mode):
+        raise UnsafePath(f"{path} is not a socket; it was left as it is: remove it, or choose another cplane_id")
+    if found.st_uid != os.geteuid():
+        raise UnsafePath(
+            f"{path} belongs to user {found.st_uid}; it was left as it is: have them remove it, "
+            "or choose another cplane_id"
         )
 
 
@@ -200,28 +263,32 @@ def record_of(wanted: Wanted, kind: str, manager: str, programs: Programs) -> Re
         uris=list(wanted.uris),
         backend=wanted.backend,
         heap_size=wanted.heap_size,
-        program=(programs.native_digest or "") if kind == NATIVE else "",
+        program=programs.digest(kind),
         access=access_of(wanted),
     )
 
 
-def set_socket_access(wanted: Wanted, socket_dir: str) -> None:
+def set_socket_access(path: str, mode: int, gid: Optional[int]) -> None:
     """Mode and group of the reference server's socket, which leaves both to chance."""
-    path = socket_path(wanted.cplane_id, socket_dir)
     try:
-        if wanted.socket_group is not None:
-            os.chown(path, -1, group_id(wanted.socket_group), follow_symlinks=False)
-        os.chmod(path, int(wanted.socket_mode, 8))
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise UnsafePath(f"{path} is no longer a socket; it was left as it is")
+        if gid is not None:
+            os.chown(path, -1, gid, follow_symlinks=False)
+        os.chmod(path, mode)
     except OSError as error:
-        raise CplaneError(f"cannot set mode and group of {path}: {error.strerror}") from None
+        raise CplaneError(f"cannot set mode and group of {path}: {error.strerror}; run as root") from None
 
 
-def group_id(group: str) -> int:
-    """A group by name or number."""
+def group_id(wanted: Wanted, manager: str) -> Optional[int]:
+    """The number of the socket's group; None where it is the group of a unit, which the unit knows."""
+    group = wanted.socket_group
+    if group is None:
+        return os.getegid() if manager == ProcessManager.name else None
     try:
         return int(group) if group.isdigit() else grp.getgrnam(group).gr_gid
     except KeyError:
-        raise ConfigError(f"socket_group: there is no group {group!a} on this node; create it first") from None
+        raise NotYet(f"socket_group: there is no group {group!a} on this node; create it first") from None
 
 
 class SystemdManager:
@@ -238,19 +305,30 @@ class SystemdManager:
         """Whether systemd runs here and has the unit."""
         if not os.path.isdir("/run/systemd/system"):
             return False
-        return _systemctl(["cat", _UNIT % 1], 10).returncode == 0
+        return _systemctl(["cat", unit_of(1)], 10).returncode == 0
 
     def start(self, wanted: Wanted, kind: str, timeout: float) -> None:
-        """Start the instance; the unit is ready when the server is."""
-        self._registry.save(wanted.cplane_id, record_of(wanted, kind, self.name, self._programs))
+        """Start the instance, which reads what the registry remembers of it."""
+        if kind == NATIVE:
+            self._programs.native.install()
         self._run("start", wanted.cplane_id, timeout)
 
-    def stop(self, cplane_id: int, timeout: float, kill: bool) -> bool:
-        """Stop the instance."""
-        if kill:
+    def stop(self, cplane_id: int, timeout: float, kill: bool) -> None:
+        """Stop the instance; with ``kill`` the hard way if it does not end."""
+        try:
+            self._run("stop", cplane_id, timeout)
+        except CplaneError:
+            if not kill:
+                raise
             self._run("kill", cplane_id, timeout, "--signal=SIGKILL")
-        self._run("stop", cplane_id, timeout)
-        return True
+            self._run("stop", cplane_id, timeout)
+
+    @staticmethod
+    def process(cplane_id: int) -> Optional[Process]:
+        """The main process of the instance, None where it does not run."""
+        done = _systemctl(["show", "--property=MainPID", "--value", unit_of(cplane_id)], 10)
+        text = done.stdout.strip()
+        return identify(int(text)) if text.isdigit() and int(text) else None
 
     def reload(self, cplane_id: int) -> None:
         """Have our server read its settings again."""
@@ -258,7 +336,7 @@ class SystemdManager:
 
     @staticmethod
     def _run(verb: str, cplane_id: int, timeout: float, *options: str) -> None:
-        unit = _UNIT % cplane_id
+        unit = unit_of(cplane_id)
         done = _systemctl([verb, *options, unit], timeout)
         if done.returncode != 0:
             said = (done.stdout + done.stderr).strip()

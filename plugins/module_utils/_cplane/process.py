@@ -309,15 +309,15 @@ def homi_usage(tool: str) -> HomiUsage:
     """Ask the reference tool how it is called: its builds differ in the verb and in the option of the id."""
     text = _help([tool, "--help"])
     for verb in ("serve", "start"):
-        if re.search(rf"\b{verb}\b", text):
-            break
-    else:
-        raise ConfigError(f"{tool} --help names neither serve nor start", output=text[-_TAIL:])
-    text = _help([tool, verb, "--help"])
-    for option in ("--homi-id", "--homi_id", "--shm_id"):
-        if option in text:
-            return HomiUsage(tool, verb, option)
-    raise ConfigError(f"{tool} {verb} --help names neither --homi-id nor --shm_id", output=text[-_TAIL:])
+        # A word of the help may also be part of a description.
+        said = _help([tool, verb, "--help"]) if re.search(rf"\b{verb}\b", text) else ""
+        for option in ("--homi-id", "--homi_id", "--shm_id"):
+            if option in said:
+                return HomiUsage(tool, verb, option)
+    raise ConfigError(
+        f"{tool} --help names neither serve nor start with --homi-id or --shm_id; is it the xNVMe tool?",
+        output=text[-_TAIL:],
+    )
 
 
 def _help(command: Sequence[str]) -> str:

@@ -1,403 +1,354 @@
 # Copyright (c) 2026, the iofabric.sharing contributors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Servers as a module manages them: see what serves, plan what leads to what is wanted, do it and look again.
-
-A server with clients is never stopped or restarted without force. What can change under a running server (mode, group,
-allow list) does; other controllers take a restart; every other difference waits until the server is idle.
-"""
+"""Servers as a module manages them: see what serves, plan what leads to what is wanted, do it and look again."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from .._plan import Action, Deadline, Item, Outcome, Plan, Report, Resource, SharingError
-from .client import CtrlrInfo, ServerInfo, read_server
-from .errors import ConfigError, CplaneError, NotServed, VersionMismatch
+from .._smartio.errors import ToolMissing
+from .client import socket_path
+from .deciding import (
+    CONFIGURE,
+    START,
+    STATES,
+    STOP,
+    STOPPED,
+    Decision,
+    Means,
+    Options,
+    busy,
+    check_kind,
+    choose_kind,
+    decide_start,
+    decide_stop,
+    same_access,
+)
+from .errors import ConfigError, CplaneError, NotYet, ServerTimeout
+from .have import Access, Have, describe, observe
 from .managers import (
     HOMI,
     NATIVE,
     ProcessManager,
     Programs,
-    Record,
     Registry,
     SystemdManager,
     access_of,
     default_state_dir,
+    group_id,
+    record_of,
+    refuse_obstacle,
     set_socket_access,
+    unit_of,
 )
-from .process import Process, end_process, identify, inspect
+from .process import end_process, identify, tail
 from .program import ProgramPlace
-from .wanted import Labels, Wanted, wanted_from
-from .wire import VERSION
+from .wanted import Labels, Wanted, check_id, check_seconds, wanted_from
 
-STARTED, STOPPED, RESTARTED = "started", "stopped", "restarted"
-STATES = (STARTED, STOPPED, RESTARTED)
+__all__ = ["MANAGERS", "SERVERS", "STATES", "resource"]
+
 SERVERS = ("auto", HOMI, NATIVE)
-MANAGERS = ("auto", "systemd", "process")
-_ASK = 5.0
-"""Seconds for one look at a server."""
+MANAGERS = ("auto", SystemdManager.name, ProcessManager.name)
+_SETTLE = 1.0
+"""Seconds that a server may take to notice that a connection ended, or to read its settings again."""
 
 
 @dataclass(frozen=True)
-class Have:
-    """What is known of one id now.
+class Target:
+    """One server of a run: what was observed and decided. ``wanted`` and ``means`` are None where it must not run, or
+    what was asked for is wrong."""
 
-    ``server`` is None where nobody answers; ``problem`` says why a server that is there could not be understood
-    (VersionMismatch: it speaks another one). ``process`` is what our pid file means, ``record`` what it was started
-    with.
-    """
-
-    server: Optional[ServerInfo] = None
-    problem: Optional[CplaneError] = None
-    process: Optional[Process] = None
-    record: Optional[Record] = None
+    cplane_id: int
+    have: Have
+    decision: Decision
+    wanted: Optional[Wanted] = None
+    means: Optional[Means] = None
 
     @property
-    def alive(self) -> bool:
-        """Whether somebody has the socket."""
-        return self.server is not None or self.problem is not None
+    def needs_program(self) -> bool:
+        """Whether our server is to be started."""
+        return START in self.decision.commands and self.means is not None and self.means.kind == NATIVE
 
-    @property
-    def clients(self) -> int:
-        """Connected clients, without the one that asked."""
-        return self.server.connections - 1 if self.server else 0
+    def item(self) -> Item:
+        """As an element of a plan."""
+        actions = tuple(
+            Action(command, (self.cplane_id,), f"{command} control plane {self.cplane_id}")
+            for command in self.decision.commands
+        )
+        return Item(f"control plane {self.cplane_id}", self._before(), self._after(), actions, self.decision.error)
 
-    @property
-    def uris(self) -> Tuple[str, ...]:
-        """The controllers that are served."""
-        return tuple(sorted(controller.uri for controller in self.server.controllers)) if self.server else ()
+    def _before(self) -> str:
+        access = self.have.record.access if self.have.record else None
+        return self.have.state + _access_words(access)
 
-    @property
-    def state(self) -> str:
-        """In words, for the diff."""
-        if self.problem is not None:
-            return "not understood" if not isinstance(self.problem, VersionMismatch) else "of another wire version"
-        return "serving " + ", ".join(self.uris) if self.server else "not serving"
-
-
-def observe(cplane_id: int, socket_dir: str, registry: Registry, timeout: float = _ASK) -> Have:
-    """Look at one id, for at most ``timeout`` seconds. What is wrong with a server is part of the answer."""
-    process = inspect(registry.path(f"{cplane_id}.pid"))
-    record = registry.load(cplane_id)
-    try:
-        return Have(read_server(cplane_id, socket_dir, timeout), None, process, record)
-    except NotServed:
-        return Have(None, None, process, record)
-    except CplaneError as error:
-        return Have(None, error, process, record)
+    def _after(self) -> str:
+        commands = self.decision.commands
+        if self.wanted is None or not {START, CONFIGURE} & set(commands):
+            return "not serving" if STOP in commands else self._before()
+        serving = "serving " + ", ".join(sorted(self.wanted.uris))
+        return serving + _access_words(access_of(self.wanted))
 
 
-@dataclass(frozen=True)
-class Options:
-    """How far a run may go; see the module's documentation."""
-
-    state: str = STARTED
-    force: bool = False
-    drain_timeout: float = 0.0
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What is to be done for one server: commands in order, or a refusal; ``pending`` names what must come first."""
-
-    commands: Tuple[str, ...] = ()
-    error: Optional[SharingError] = None
-    restart_pending: bool = False
-    pending: bool = False
-
-
-def choose_kind(wanted: Wanted, have: Have, programs: Programs) -> str:
-    """Which server is meant: what is named, else what runs, else the reference tool, else ours for emulated only."""
-    if wanted.server == HOMI and wanted.emulated:
-        raise ConfigError("server: homi cannot serve emulated controllers; use server: native, or auto")
-    if wanted.server != "auto":
-        return wanted.server
-    if have.record is not None and have.alive and not wanted.emulated:
-        return have.record.kind
-    if wanted.emulated:
-        return NATIVE
-    if programs.find_homi() is not None:
-        return HOMI
-    raise ConfigError(
-        "no reference tool (homi) is installed to serve real controllers; install xNVMe, or name server: native"
-    )
-
-
-def decide(wanted: Wanted, have: Have, options: Options, kind: str, program: str) -> Decision:
-    """What leads from what is there to what is wanted; pure. ``program`` is the digest of our server's zipapp."""
-    if have.problem is not None and not options.force:
-        return Decision(error=_not_understood(wanted, have))
-    if options.state == STOPPED:
-        return _guarded(("stop",), wanted, have, options) if have.alive or have.process else Decision()
-    if not wanted.uris:
-        return Decision(error=_no_controllers(wanted)) if not wanted.unresolved else Decision(pending=True)
-    if not have.alive:
-        return Decision(("stop", "start") if have.process else ("start",))
-    if options.state == RESTARTED or have.problem is not None or tuple(sorted(wanted.uris)) != have.uris:
-        return _guarded(("stop", "start"), wanted, have, options)
-    return _drift(wanted, have, options, kind, program)
-
-
-def _drift(wanted: Wanted, have: Have, options: Options, kind: str, program: str) -> Decision:
-    """A server that serves what is wanted: what else differs from what it was started with.
-
-    Nothing is known of a server that was started by somebody else; it is left as it is.
-    """
-    record = have.record
-    if record is None:
-        return Decision()
-    now = (kind, wanted.backend, wanted.heap_size, list(wanted.controllers), program if kind == NATIVE else "")
-    then = (record.kind, record.backend, record.heap_size, record.controllers, record.program)
-    configure = ("configure",) if record.access != access_of(wanted) else ()
-    if now == then:
-        return Decision(configure)
-    if have.clients:
-        return Decision(configure, restart_pending=True)
-    return Decision(("stop", "start"))
-
-
-def _guarded(commands: Tuple[str, ...], wanted: Wanted, have: Have, options: Options) -> Decision:
-    """Commands that take the server away: refused while clients are connected."""
-    if not have.clients or options.force:
-        return Decision(commands)
-    if options.drain_timeout > 0:
-        return Decision(commands, pending=True)
-    return Decision(error=_busy(wanted.cplane_id, have))
-
-
-def _busy(cplane_id: int, have: Have) -> SharingError:
-    noun = "1 client is" if have.clients == 1 else f"{have.clients} clients are"
-    return CplaneError(
-        f"control plane {cplane_id}: {noun} connected; end them first, give drain_timeout, or force: true",
-        in_use=[f"{noun} connected"],
-    )
-
-
-def _not_understood(wanted: Wanted, have: Have) -> SharingError:
-    reason = have.problem.message if have.problem else ""
-    return CplaneError(
-        f"control plane {wanted.cplane_id}: somebody has its socket but cannot be understood ({reason}); "
-        "nothing was done: stop that server by hand, choose another cplane_id, or give force: true"
-    )
-
-
-def _no_controllers(wanted: Wanted) -> SharingError:
-    return ConfigError(
-        f"control plane {wanted.cplane_id}: no controllers are named; give a BDF, emu:NAME or claim:LABEL"
-    )
+def _access_words(access: Optional[Mapping[str, Any]]) -> str:
+    if access is None:
+        return ""
+    users = ", ".join(map(str, access.get("allow_uids") or ())) or "all"
+    return f" (mode {access.get('socket_mode')}, group {access.get('socket_group') or 'default'}, users {users})"
 
 
 class Serving:
-    """One run over several servers of one node."""
+    """One run over several servers of one node; ``elements`` are those of a module call, each complete."""
 
     def __init__(
         self,
-        wanted: Sequence[Wanted],
+        elements: Sequence[Mapping[str, Any]],
+        labels: Labels,
         options: Options,
         programs: Programs,
         socket_dir: str,
         state_dir: str,
         timeout: float,
     ) -> None:
-        self._wanted = wanted
+        self._elements = elements
+        self._labels = labels
         self._options = options
         self._programs = programs
         self._socket_dir = socket_dir
         self._registry = Registry(state_dir)
         self._timeout = timeout
-        self._deadline = Deadline(timeout)
 
     def run(self, check: bool) -> Report:
         """Observe, plan and, unless ``check``, apply and look again."""
         if check:
-            return self._run(True)
-        with self._registry.locked():
-            return self._run(False)
+            self._registry.check()
+            return self._predict([self._plan(element, True) for element in self._elements])
+        with self._registry.locked(self._timeout):
+            targets = [self._plan(element, False) for element in self._elements]
+            if self._programs.native.missing and any(target.needs_program for target in targets):
+                return Report({"need_program": self._programs.native.path})
+            return self._apply(targets)
 
-    def _run(self, check: bool) -> Report:
-        report, rows = Report({}), []
-        for wanted in self._wanted:
-            have = observe(wanted.cplane_id, self._socket_dir, self._registry)
-            decision, kind = self._decide(wanted, have)
-            item = self._item(wanted, have, decision)
-            plan = Plan((item,))
-            outcome = (plan.predict() if check else plan.apply(self._performer(wanted, have, kind)))[0]
-            rows.append(self._row(wanted, have, decision, outcome, check, report))
-        report.results["servers"] = rows
-        if len(rows) == 1:
-            report.results["server"] = rows[0]
-        return report
+    # -- plan -----------------------------------------------------------------------------------------------------
 
-    def _decide(self, wanted: Wanted, have: Have) -> Tuple[Decision, str]:
+    def _plan(self, element: Mapping[str, Any], check: bool) -> Target:
+        cplane_id = element["cplane_id"]
+        have = observe(cplane_id, self._socket_dir, self._registry)
+        if self._options.state == STOPPED:
+            return Target(cplane_id, have, decide_stop(cplane_id, have, self._options))
         try:
-            kind = NATIVE
-            if self._options.state != STOPPED and wanted.uris:
-                kind = choose_kind(wanted, have, self._programs)
-                self._check(wanted, kind)
-            return decide(wanted, have, self._options, kind, self._programs.native_digest or ""), kind
+            return self._plan_start(wanted_from(element, self._labels), have)
+        except (NotYet, ToolMissing) as error:
+            return Target(cplane_id, have, Decision(pending=True) if check else Decision(error=error))
         except SharingError as error:
-            return Decision(error=error), NATIVE
+            return Target(cplane_id, have, Decision(error=error))
 
-    def _check(self, wanted: Wanted, kind: str) -> None:
-        if kind == HOMI and wanted.allow_uids:
-            raise ConfigError(
-                "allow_uids: the reference server checks no credentials; use socket_mode and socket_group"
-            )
-        if kind == NATIVE and not all(one.startswith("emu:") for one in wanted.controllers):
-            raise ConfigError("server: native serves emulated controllers only so far; use server: homi for real ones")
+    def _plan_start(self, wanted: Wanted, have: Have) -> Target:
+        means = self._means(wanted, have)
+        decision = decide_start(wanted, have, self._options, means)
+        if START in decision.commands:
+            self._programs.check(means.kind)
+            if means.manager == ProcessManager.name and not have.alive:
+                refuse_obstacle(socket_path(wanted.cplane_id, self._socket_dir))
+        return Target(wanted.cplane_id, have, decision, wanted, means)
 
-    def _item(self, wanted: Wanted, have: Have, decision: Decision) -> Item:
-        name = f"control plane {wanted.cplane_id}"
-        actions = tuple(
-            Action(command, (wanted.cplane_id,), f"{command} control plane {wanted.cplane_id}")
-            for command in decision.commands
-        )
-        after = have.state
-        if "start" in decision.commands:
-            after = "serving " + ", ".join(sorted(wanted.uris))
-        elif "stop" in decision.commands:
-            after = "not serving"
-        return Item(name, have.state, after, actions, decision.error)
+    def _means(self, wanted: Wanted, have: Have) -> Means:
+        kind = choose_kind(wanted, have, self._programs)
+        check_kind(wanted, kind)
+        manager = self._manager_name(wanted, have)
+        gid = group_id(wanted, manager)
+        access = Access(int(wanted.socket_mode, 8), -1 if gid is None else gid)
+        return Means(kind, manager, self._programs.digest(kind), access)
 
-    def _performer(self, wanted: Wanted, have: Have, kind: str) -> Callable[[Action], None]:
-        def perform(action: Action) -> None:
-            if action.command == "stop":
-                self._stop(wanted, have)
-            elif action.command == "start":
-                self._start(wanted, kind)
-            else:
-                self._configure(wanted, have)
+    def _manager_name(self, wanted: Wanted, have: Have) -> str:
+        if wanted.manager != "auto":
+            return wanted.manager
+        if have.record is not None:
+            return have.record.manager
+        usable = os.geteuid() == 0 and SystemdManager.usable()
+        return SystemdManager.name if usable else ProcessManager.name
 
-        return perform
+    # -- answer ---------------------------------------------------------------------------------------------------
 
-    def _start(self, wanted: Wanted, kind: str) -> None:
-        if kind == NATIVE and self._programs.native is None:
-            raise ConfigError("xnvme-cplaned is not on the node; run the module through Ansible, or give 'program'")
-        self._manager(wanted.manager).start(wanted, kind, self._deadline.left())
+    def _predict(self, targets: Sequence[Target]) -> Report:
+        report, rows = Report({}), []
+        for target, outcome in zip(targets, Plan(tuple(target.item() for target in targets)).predict()):
+            row = _predicted(target)
+            row["action"] = "pending" if target.decision.pending else outcome.action
+            rows.append(row)
+            report.changed = report.changed or bool(outcome.done) or target.decision.pending
+            _add(report, outcome, outcome.item.after)
+        if any(target.decision.pending for target in targets):
+            report.results["pending"] = True
+        return _with_rows(report, rows)
+
+    def _apply(self, targets: Sequence[Target]) -> Report:
+        report, rows = Report({}), []
+        by_id = {target.cplane_id: target for target in targets}
+        plan = Plan(tuple(target.item() for target in targets))
+        for target, outcome in zip(targets, plan.apply(lambda action: self._perform(action, by_id))):
+            touched = outcome.done or (outcome.item.actions and outcome.error)
+            after = observe(target.cplane_id, self._socket_dir, self._registry) if touched else target.have
+            row = describe(target.cplane_id, after)
+            row["restart_pending"] = target.decision.restart_pending
+            row["action"] = outcome.action
+            rows.append(row)
+            report.changed = report.changed or bool(outcome.done)
+            _add(report, outcome, outcome.item.after if outcome.error is None else after.state)
+        return _with_rows(report, rows)
+
+    # -- do -------------------------------------------------------------------------------------------------------
+
+    def _perform(self, action: Action, targets: Mapping[int, Target]) -> None:
+        target = targets[int(str(action.args[0]))]
+        if action.command == STOP:
+            self._stop(target.cplane_id, target.have)
+        elif target.wanted is not None and target.means is not None:
+            perform = self._start if action.command == START else self._configure
+            perform(target.wanted, target.have, target.means)
 
     def _manager(self, name: str) -> ProcessManager | SystemdManager:
-        use_systemd = name == "systemd" or (name == "auto" and os.geteuid() == 0 and SystemdManager.usable())
-        if use_systemd:
+        if name == SystemdManager.name:
             return SystemdManager(self._registry, self._programs)
         return ProcessManager(self._registry, self._programs, self._socket_dir)
 
-    def _stop(self, wanted: Wanted, have: Have) -> None:
-        self._drain(wanted, have)
-        cplane_id, force = wanted.cplane_id, self._options.force
-        manager = self._manager(have.record.manager if have.record else "process")
-        if not manager.stop(cplane_id, self._deadline.left(), force):
-            self._stop_foreign(cplane_id, have)
+    def _start(self, wanted: Wanted, _have: Have, means: Means) -> None:
+        cplane_id, manager = wanted.cplane_id, self._manager(means.manager)
+        self._registry.save(cplane_id, record_of(wanted, means.kind, means.manager, self._programs))
+        try:
+            manager.start(wanted, means.kind, self._timeout)
+            self._await(cplane_id, "serve the wanted controllers", self._timeout, _serves(wanted))
+            if means.kind == HOMI:
+                self._set_access(cplane_id, means)
+        except SharingError:
+            # What does not serve as it should is not left half alive, and not remembered.
+            with contextlib.suppress(SharingError):
+                manager.stop(cplane_id, self._timeout, True)
+                self._registry.forget(cplane_id)
+            raise
+
+    def _stop(self, cplane_id: int, have: Have) -> None:
+        self._drain(cplane_id)
+        if have.process is not None:
+            manager = have.record.manager if have.record else ProcessManager.name
+            self._manager(manager).stop(cplane_id, self._timeout, self._options.force)
+        if have.pid is not None and (have.process is None or have.process.pid != have.pid):
+            self._stop_foreign(cplane_id, have.pid)
         self._registry.forget(cplane_id)
 
-    def _drain(self, wanted: Wanted, have: Have) -> None:
+    def _drain(self, cplane_id: int) -> None:
         """Wait for clients to leave, and look a last time before the server is taken away from them."""
-        if self._options.force or have.server is None:
+        if self._options.force:
             return
-        now = have
-        for _last in Deadline(self._options.drain_timeout).pauses():
-            now = observe(wanted.cplane_id, self._socket_dir, self._registry)
-            if not now.clients:
+        clients: Optional[int] = None
+        for _last in Deadline(max(self._options.drain_timeout, _SETTLE)).pauses():
+            clients = observe(cplane_id, self._socket_dir, self._registry).clients
+            if clients == 0:
                 return
-        raise _busy(wanted.cplane_id, now)
+        raise busy(cplane_id, clients)
 
-    def _stop_foreign(self, cplane_id: int, have: Have) -> None:
-        """A server that somebody else started: its socket says which process it is."""
-        if have.server is None:
-            return
-        process = identify(have.server.peer.pid)
+    def _stop_foreign(self, cplane_id: int, pid: int) -> None:
+        """A server that somebody else started: what it holds open says which process it is."""
+        process = identify(pid)
         now = observe(cplane_id, self._socket_dir, self._registry)
-        if process is None or now.server is None or now.server.peer.pid != process.pid:
-            return
-        end_process(process, self._deadline.left(), self._options.force)
+        if process is None or now.pid != pid or not now.proven:
+            raise CplaneError(
+                f"control plane {cplane_id}: process {pid} no longer has its socket; nothing was ended, run again"
+            )
+        end_process(process, self._timeout, self._options.force)
 
-    def _configure(self, wanted: Wanted, have: Have) -> None:
+    def _configure(self, wanted: Wanted, have: Have, means: Means) -> None:
         if have.record is None:
             return
         self._registry.save(wanted.cplane_id, replace(have.record, access=access_of(wanted)))
         if have.record.kind == HOMI:
-            set_socket_access(wanted, self._socket_dir)
-        else:
-            self._manager(have.record.manager).reload(wanted.cplane_id)
+            self._set_access(wanted.cplane_id, means)
+            return
+        self._manager(have.record.manager).reload(wanted.cplane_id)
+        self._await(wanted.cplane_id, "take its new settings", _SETTLE * 5, _has_access(means.access))
 
-    def _row(
-        self, wanted: Wanted, have: Have, decision: Decision, outcome: Outcome, check: bool, report: Report
-    ) -> Dict[str, object]:
-        """One server's entry of the answer; adds to the report what it changed, and why it failed."""
-        after = have if check or not outcome.done else observe(wanted.cplane_id, self._socket_dir, self._registry)
-        predicted = check and bool(outcome.done)
-        row = describe(wanted.cplane_id, after)
-        if predicted:
-            started = "start" in decision.commands
-            row.update({"alive": started or "stop" not in decision.commands, "pid": None, "connections": None})
-            row["controllers"] = None if started else row["controllers"]
-        row["restart_pending"] = decision.restart_pending
-        row["action"] = "pending" if decision.pending and (check or not outcome.done) else outcome.action
-        if decision.pending and check:
-            report.results["pending"] = True
-        if decision.pending and not decision.commands and not check and outcome.error is None:
-            outcome.error = _nothing_borrowed(wanted)
-        report.changed = report.changed or bool(outcome.done) or (check and decision.pending)
-        report.before.append(f"{outcome.item.name}: {outcome.item.before}")
-        report.after.append(f"{outcome.item.name}: {outcome.item.after if check else after.state}")
-        if outcome.error is not None:
-            report.errors.append((outcome.item.name, outcome.error))
+    def _set_access(self, cplane_id: int, means: Means) -> None:
+        gid = None if means.access.gid == -1 else means.access.gid
+        set_socket_access(socket_path(cplane_id, self._socket_dir), means.access.mode, gid)
+
+    def _await(self, cplane_id: int, words: str, seconds: float, done: Callable[[Have], bool]) -> None:
+        have = Have()
+        for _last in Deadline(seconds).pauses():
+            have = observe(cplane_id, self._socket_dir, self._registry)
+            if done(have):
+                return
+        output = tail(self._registry.path(f"{cplane_id}.log"))
+        raise ServerTimeout(
+            f"control plane {cplane_id}: the server did not {words} within {seconds:g} seconds, it is {have.state}; "
+            + (f"see its output: {output}" if output else f"see 'journalctl -u {unit_of(cplane_id)}'"),
+            output=output,
+        )
+
+
+def _serves(wanted: Wanted) -> Callable[[Have], bool]:
+    return lambda have: have.uris == tuple(sorted(wanted.uris))
+
+
+def _has_access(access: Access) -> Callable[[Have], bool]:
+    return lambda have: have.access is not None and same_access(have.access, access)
+
+
+def _predicted(target: Target) -> Dict[str, Any]:
+    """A server as check mode foresees it; what only a server knows is null."""
+    row = describe(target.cplane_id, target.have)
+    row["restart_pending"] = target.decision.restart_pending
+    commands = target.decision.commands
+    if target.decision.pending or not {START, STOP} & set(commands):
         return row
+    row.update(alive=START in commands, pid=None, version=None, protocol=None, error=None)
+    row.update(connections=0, clients=0, controllers=[])
+    if target.wanted is not None and START in commands:
+        asked = dict.fromkeys(("connections", "nsq_used", "ncq_used", "nsq_total", "ncq_total", "initialized"))
+        pairs = zip(target.wanted.controllers, target.wanted.uris)
+        row.update(connections=None, controllers=[{"name": name, "uri": uri, **asked} for name, uri in pairs])
+    return row
 
 
-def _nothing_borrowed(wanted: Wanted) -> SharingError:
-    labels = ", ".join(wanted.unresolved)
-    return ConfigError(
-        f"control plane {wanted.cplane_id}: nothing is borrowed under the label {labels}; borrow it first"
-    )
+def _add(report: Report, outcome: Outcome, after: str) -> None:
+    report.before.append(f"{outcome.item.name}: {outcome.item.before}")
+    report.after.append(f"{outcome.item.name}: {after}")
+    if outcome.error is not None:
+        report.errors.append((outcome.item.name, outcome.error))
 
 
-def describe(cplane_id: int, have: Have) -> Dict[str, Any]:
-    """A server as the modules return it."""
-    server = have.server
-    mismatch = isinstance(have.problem, VersionMismatch)
-    return {
-        "cplane_id": cplane_id,
-        "alive": have.alive,
-        "pid": server.peer.pid if server else (have.process.pid if have.process else None),
-        "version": VERSION if server else None,
-        "protocol": "ok" if server else ("mismatch" if mismatch else ("unknown" if have.problem else None)),
-        "connections": server.connections if server else 0,
-        "clients": have.clients,
-        "restart_pending": False,
-        "controllers": [describe_controller(have, controller) for controller in server.controllers] if server else [],
-        "error": have.problem.message if have.problem else None,
-    }
-
-
-def describe_controller(have: Have, controller: CtrlrInfo) -> Dict[str, Any]:
-    """A controller as the modules return it; ``name`` is how it was configured, its URI where that is not known."""
-    return {"name": _names(have.record).get(controller.uri, controller.uri), **controller._asdict()}
-
-
-def _names(record: Optional[Record]) -> Mapping[str, str]:
-    return {} if record is None else dict(zip(record.uris, record.controllers))
+def _with_rows(report: Report, rows: List[Dict[str, Any]]) -> Report:
+    report.results["servers"] = rows
+    if len(rows) == 1:
+        report.results["server"] = rows[0]
+    return report
 
 
 def resource(params: Mapping[str, Any], labels: Labels) -> Resource:
     """The resource of xnvme_cplane for a module's parameters."""
     elements = [params] if params["servers"] is None else [{**params, **_given(one)} for one in params["servers"]]
-    wanted = [wanted_from(element, labels) for element in elements]
-    ids = [one.cplane_id for one in wanted]
+    ids = [check_id(element["cplane_id"]) for element in elements]
     if len(set(ids)) != len(ids):
-        raise ConfigError("servers: a cplane_id is named twice")
-    options = Options(params["state"], params["force"], params["drain_timeout"])
-    place = ProgramPlace(params["program"], params["_program_digest"], params["_program_source"])
-    state_dir = params["state_dir"] or default_state_dir()
-    uses_native = options.state != STOPPED and any(one.emulated or one.server == NATIVE for one in wanted)
+        raise ConfigError("servers: a cplane_id is named twice; give each server its own")
+    options = Options(params["state"], params["force"], check_seconds(params["drain_timeout"], "drain_timeout"))
+    place = ProgramPlace(params["program"], params["program_dir"], params["_program_digest"], params["_program_source"])
+    serving = Serving(
+        elements,
+        labels,
+        options,
+        Programs(place, params["homi"]),
+        params["socket_dir"],
+        params["state_dir"] or default_state_dir(),
+        check_seconds(params["timeout"], "timeout"),
+    )
 
     def run(check: bool) -> Report:
-        if uses_native and place.missing and not check:
-            return Report({"need_program": place.path})
-        programs = Programs(place.install(check) if uses_native else place.path, place.digest, params["homi"])
-        return Serving(wanted, options, programs, params["socket_dir"], state_dir, params["timeout"]).run(check)
+        report = serving.run(check)
+        report.results["program"] = place.path
+        return report
 
     return Resource("servers", run)
 

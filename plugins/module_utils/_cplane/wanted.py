@@ -12,10 +12,11 @@ from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 from .._pci.address import check_written, normalise
 from .client import MAX_ID
 from .config import Config, EmulatedConfig, parse_controllers, served_uris
-from .errors import ConfigError
+from .errors import ConfigError, NotYet
 
 _SIZE = re.compile(r"([0-9]{1,15})([KMGT]?)i?B?\Z", re.IGNORECASE)
 _CLAIM = "claim:"
+_MAX_SECONDS = 1000000
 
 Labels = Callable[[str], List[str]]
 """The virtual BDFs that are borrowed under a label now; empty where there are none."""
@@ -23,7 +24,8 @@ Labels = Callable[[str], List[str]]
 
 @dataclass(frozen=True)
 class Wanted:
-    """One server. ``controllers`` are as configured (``claim:LABEL`` already resolved), ``uris`` as clients see them.
+    """One server. ``controllers`` are as configured (``claim:LABEL`` already resolved), ``uris`` as clients see them,
+    in the same order.
 
     ``heap_size`` is in bytes for each controller, ``socket_mode`` an octal number's text; None leaves a thing to the
     server's default.
@@ -40,17 +42,17 @@ class Wanted:
     socket_mode: str = "0660"
     socket_group: Optional[str] = None
     allow_uids: Tuple[int, ...] = ()
-    unresolved: Tuple[str, ...] = ()
-    """Labels under which nothing is borrowed (yet)."""
 
 
 def wanted_from(element: Mapping[str, Any], labels: Labels) -> Wanted:
-    """A server from a module call's element. Raises ConfigError (or AddressError) that names what is wrong."""
-    cplane_id = check_id(element["cplane_id"])
-    written, unresolved = _resolve(element.get("controllers") or [], labels)
+    """A server from a module call's element. Raises ConfigError (or AddressError) that names what is wrong.
+
+    NotYet (or what ``labels`` raises) says that what is claimed is not borrowed.
+    """
+    written = _resolve(element.get("controllers") or [], labels)
     configs: Sequence[Config] = parse_controllers(written) if written else []
     return Wanted(
-        cplane_id=cplane_id,
+        cplane_id=check_id(element["cplane_id"]),
         controllers=tuple(written),
         uris=tuple(served_uris(configs)),
         emulated=any(isinstance(config, EmulatedConfig) for config in configs),
@@ -60,8 +62,7 @@ def wanted_from(element: Mapping[str, Any], labels: Labels) -> Wanted:
         manager=element["manager"],
         socket_mode=_mode(element["socket_mode"]),
         socket_group=element.get("socket_group"),
-        allow_uids=tuple(sorted(set(element.get("allow_uids") or ()))),
-        unresolved=tuple(unresolved),
+        allow_uids=_uids(element.get("allow_uids") or ()),
     )
 
 
@@ -72,6 +73,13 @@ def check_id(cplane_id: int) -> int:
     return cplane_id
 
 
+def check_seconds(seconds: float, option: str) -> float:
+    """A time that can be waited for; neither negative, nor nan, nor without end."""
+    if not 0 <= seconds <= _MAX_SECONDS:
+        raise ConfigError(f"{option}: {seconds} is not a number of seconds from 0 to {_MAX_SECONDS}")
+    return seconds
+
+
 def uri_of(value: object) -> str:
     """A controller's URI as servers list it: a BDF in full, or what else a server may name."""
     text = check_written(value, "controllers")
@@ -80,18 +88,23 @@ def uri_of(value: object) -> str:
     )
 
 
-def _resolve(controllers: Sequence[object], labels: Labels) -> Tuple[List[str], List[str]]:
-    """The controllers in a stable order, since a server's controllers are a set; and the labels that hold nothing."""
-    written, unresolved = [], []
+def _resolve(controllers: Sequence[object], labels: Labels) -> List[str]:
+    """The controllers in a stable order, since a server's controllers are a set."""
+    written: List[str] = []
     for value in controllers:
         text = check_written(value, "controllers")
         if text.startswith(_CLAIM):
-            bdfs = labels(text[len(_CLAIM) :])
-            written += bdfs
-            unresolved += [] if bdfs else [text[len(_CLAIM) :]]
+            written += _claimed(text[len(_CLAIM) :], labels)
         else:
             written.append(text if text.startswith("emu:") else normalise(text))
-    return sorted(dict.fromkeys(written)), unresolved
+    return sorted(set(written))
+
+
+def _claimed(label: str, labels: Labels) -> List[str]:
+    bdfs = labels(label)
+    if not bdfs:
+        raise NotYet(f"controllers: nothing is borrowed under the label {label!a}; borrow it first")
+    return bdfs
 
 
 def size(value: object, option: str) -> int:
@@ -103,7 +116,15 @@ def size(value: object, option: str) -> int:
 
 
 def _mode(value: object) -> str:
-    text = str(value)
+    """An octal mode as text; YAML makes another number of an unquoted 0660, so numbers are refused."""
+    text = value if isinstance(value, str) else ""
     if not re.fullmatch(r"0?[0-7]{3}", text):
-        raise ConfigError(f"socket_mode: {value!a} is not an octal mode; quote it, as in '0660'")
+        raise ConfigError(f"socket_mode: {value!a} is not an octal mode written as text; quote it, as in '0660'")
     return text.rjust(4, "0")
+
+
+def _uids(values: Sequence[int]) -> Tuple[int, ...]:
+    for uid in values:
+        if not 0 <= uid <= MAX_ID:
+            raise ConfigError(f"allow_uids: {uid} is not a user's number (0 to {MAX_ID})")
+    return tuple(sorted(set(values)))

@@ -115,3 +115,44 @@ def test_the_table_has_columns_of_one_width_and_dashes_for_nothing() -> None:
 )
 def test_a_short_name_has_no_class(name: str, short: str) -> None:
     assert report.short_name(name) == short
+
+
+CONTROLLER = {"name": "emu:scratch?size=64M", "uri": "ffff:5a:0e.7"}
+SERVERS = {"borrower": {"servers": [{"cplane_id": 7, "alive": True, "clients": 0, "controllers": [CONTROLLER]}]}}
+
+
+def client(verified: str = "true", nbytes: int = 131072) -> Dict[str, Any]:
+    """The answer of async_status for an example client that ended."""
+    return {"stdout_lines": ["uri: ffff:5a:0e.7", f"bytes: {nbytes}", f"verified: {verified}"]}
+
+
+def test_what_is_served_is_told_in_a_sentence() -> None:
+    (service,) = report.services(SERVERS, {"borrower": {"results": [client(), client(nbytes=4096)]}})
+    assert service == report.Service("borrower", 7, CONTROLLER["name"], CONTROLLER["uri"], [131072, 4096])
+    assert "2 client processes wrote and read back 128 KiB and 4 KiB" in service.sentence()
+
+
+@pytest.mark.parametrize(
+    ("results", "words"),
+    [
+        ([client()], "1 clients ended, not two"),
+        ([client(), client(verified="false")], "did not read back"),
+        ([client(), {"stdout_lines": []}], "did not read back"),
+        ([client(), client(nbytes=0)], "did not read back"),
+    ],
+)
+def test_clients_that_did_not_do_their_part_fail(results: Any, words: str) -> None:
+    with pytest.raises(report.DemoError, match=words):
+        report.services(SERVERS, {"borrower": {"results": results}})
+
+
+@pytest.mark.parametrize("change", [{"alive": False}, {"clients": 1}, {"clients": None}])
+def test_a_server_that_is_gone_or_still_has_clients_fails(change: Dict[str, Any]) -> None:
+    servers = {"borrower": {"servers": [{**SERVERS["borrower"]["servers"][0], **change}]}}
+    with pytest.raises(report.DemoError, match="does not run"):
+        report.services(servers, {"borrower": {"results": [client(), client()]}})
+
+
+def test_nothing_served_fails() -> None:
+    with pytest.raises(report.DemoError, match="no controller"):
+        report.services({}, {})

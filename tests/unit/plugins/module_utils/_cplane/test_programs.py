@@ -26,7 +26,6 @@ from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import (
     bundle,
     client,
     cplaned,
-    example,
     nvme,
     process,
     qpair,
@@ -198,7 +197,7 @@ def test_the_packed_server_is_complete(tmp_path: Path) -> None:
         names = archive.namelist()
         assert names == sorted(names)
         assert archive.testzip() is None
-        assert not any("example" in name or "bundle" in name or "_smartio" in name for name in names)
+        assert not any("bundle" in name or "_smartio" in name for name in names)
     command = [sys.executable, "-I", path]
     done = subprocess.run([*command, "--version"], stdout=subprocess.PIPE, text=True, check=True, timeout=60)
     assert done.stdout == f"xnvme-cplaned {VERSION}\n"
@@ -212,17 +211,17 @@ def test_the_packed_server_is_complete(tmp_path: Path) -> None:
 def test_the_example(start: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
     """Writes and reads back, on the controller that is named."""
     server = start("emu:a", "emu:b?lba=4096")
-    base = ["--homi-id", "7", "--directory", str(server.directory)]
-    assert example.main(base) == 0
+    base = ["example", "--homi-id", "7", "--directory", str(server.directory)]
+    assert cplaned.main(base) == 0
     assert yaml.safe_load(capsys.readouterr().out)["verified"] is True
-    assert example.main([*base, "--uri", "ffff:ef:1f.1", "--blocks", "256", "--start", "100"]) == 0
+    assert cplaned.main([*base, "--uri", "ffff:ef:1f.1", "--blocks", "256", "--start", "100"]) == 0
     seen = yaml.safe_load(capsys.readouterr().out)
     assert (seen["uri"], seen["block_size"], seen["bytes"]) == ("ffff:ef:1f.1", 4096, 1 << 20)
-    assert example.main([*base, "--uri", "0000:01:00.0"]) == 1
+    assert cplaned.main([*base, "--uri", "0000:01:00.0"]) == 1
     assert "does not serve" in capsys.readouterr().err
-    assert example.main([*base, "--start", str(1 << 40)]) == 1
+    assert cplaned.main([*base, "--start", str(1 << 40)]) == 1
     assert "SC 80h" in capsys.readouterr().err
-    assert example.main(["--homi-id", "8", "--directory", str(server.directory)]) == 1
+    assert cplaned.main(["example", "--homi-id", "8", "--directory", str(server.directory)]) == 1
     assert "nobody serves" in capsys.readouterr().err
     with client.connect(7, str(server.directory)) as connection:
         found = connection.status(0)
@@ -426,5 +425,5 @@ def test_tools_that_are_something_else(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither serve nor start"):
         process.homi_usage(str(tool))
     tool.write_text("#!/bin/sh\necho serve\n")
-    with pytest.raises(ConfigError, match="neither --homi-id nor --shm_id"):
+    with pytest.raises(ConfigError, match="with --homi-id or --shm_id"):
         process.homi_usage(str(tool))

@@ -1,0 +1,114 @@
+# Copyright (c) 2026, the iofabric.sharing contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""xnvme_cplane with units: a stand-in for systemctl that runs the server as the unit would."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Iterator, List
+
+import pytest
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import bundle
+from ansible_collections.iofabric.sharing.tests.unit.plugins.modules.cplane.lab import EMU, Lab, alive
+
+SYSTEMCTL = """\
+import json, os, signal, subprocess, sys, time
+
+folder = os.environ["UNITS"]
+verb, unit = [word for word in sys.argv[1:] if not word.startswith("-")][:2]
+pid_file = os.path.join(folder, "pid")
+with open(os.path.join(folder, "calls"), "a") as log:
+    log.write(verb + "\\n")
+pid = int(open(pid_file).read()) if os.path.exists(pid_file) else 0
+if verb == "start":
+    record = json.load(open(os.path.join(os.environ["STATE"], "7.json")))
+    settings = os.path.join(os.environ["STATE"], "7.settings.json")
+    words = [sys.executable, os.environ["PROGRAM"], "serve", *record["controllers"], "--homi-id", "7"]
+    words += ["--directory", os.environ["SOCKETS"], "--settings", settings]
+    with open(os.path.join(folder, "journal"), "w") as journal:
+        server = subprocess.Popen(words, stdout=journal, stderr=journal, stdin=subprocess.DEVNULL, close_fds=True)
+    open(pid_file, "w").write(str(server.pid))
+elif verb == "show":
+    print(pid)
+elif verb == "reload":
+    os.kill(pid, signal.SIGHUP)
+elif verb == "stop":
+    os.kill(pid, signal.SIGTERM)
+    while os.path.exists(f"/proc/{pid}") and open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] not in "ZX":
+        time.sleep(0.01)
+    os.unlink(pid_file)
+"""
+
+
+class Units(Lab):
+    """A node whose servers are units."""
+
+    def __init__(self, folder: Path, programs: Path) -> None:
+        super().__init__(folder, programs)
+        self.units = folder / "units"
+        self.units.mkdir()
+        (self.units / "systemctl.py").write_text(SYSTEMCTL)
+        program = self.units / "systemctl"
+        program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(self.units / "systemctl.py")])} "$@"\n')
+        program.chmod(0o755)
+        self.args["manager"] = "systemd"
+        self.env.update(
+            PATH=f"{self.units}:/usr/bin:/bin",
+            UNITS=str(self.units),
+            STATE=str(self.state),
+            SOCKETS=str(self.sockets),
+            PROGRAM=self.program,
+        )
+
+    def calls(self) -> List[str]:
+        """What changed something."""
+        return [verb for verb in (self.units / "calls").read_text().split() if verb != "show"]
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("programs")
+    bundle.write(str(folder))
+    return folder
+
+
+@pytest.fixture
+def lab(tmp_path: Path, programs: Path) -> Iterator[Units]:
+    made = Units(tmp_path, programs)
+    yield made
+    made.run(state="stopped", force=True)
+    made.close()
+
+
+def test_a_unit_lives_through_all_states(lab: Units) -> None:
+    first = lab.cycle("start", controllers=[EMU])
+    assert (first["alive"], first["controllers"][0]["name"]) == (True, EMU)
+    assert json.loads((lab.state / "7.json").read_text())["manager"] == "systemd"
+    assert not (lab.state / "7.pid").exists()
+    with lab.client():
+        lab.refused("1 client is connected", controllers=["emu:b"])
+        lab.cycle("configure", controllers=[EMU], socket_mode="0600")
+    second = lab.cycle("stop, start", controllers=["emu:b"], socket_mode="0600")
+    assert (alive(first["pid"]), second["pid"] != first["pid"]) == (False, True)
+    lab.cycle("stop", state="stopped")
+    assert lab.calls() == ["start", "reload", "stop", "start", "stop"]
+
+
+def test_another_manager_waits_for_an_idle_server(lab: Units) -> None:
+    lab.good(controllers=[EMU])
+    with lab.client():
+        assert lab.cycle("none", controllers=[EMU], manager="process")["restart_pending"] is True
+    lab.cycle("stop, start", controllers=[EMU], manager="process")
+    assert lab.calls() == ["start", "stop"]
+    assert lab.cycle("none", controllers=[EMU], manager="auto")["alive"] is True
+
+
+def test_a_unit_whose_server_does_not_serve_is_told(lab: Units) -> None:
+    result = lab.bad("did not serve", controllers=["emu:a?path=/nowhere/disk&size=1M"], timeout=0.5)
+    assert (result.changed, result["server"]["alive"]) == (False, False)
+    assert "journalctl -u xnvme-cplane@7.service" in result["msg"]
+    assert lab.calls() == ["start", "stop"]
