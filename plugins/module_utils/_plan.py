@@ -23,7 +23,8 @@ class SharingError(Exception):
 
     def __init__(self, message: str, **details: object) -> None:
         super().__init__(message)
-        self.message = message
+        # What a tool or a person wrote may hold anything; a message is one line that a terminal can show.
+        self.message = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in message)
         self.details = details
 
 

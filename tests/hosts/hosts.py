@@ -25,6 +25,7 @@ import sys
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, TypeVar
 
@@ -201,7 +202,7 @@ def _remove_cgroups(cgroups: Sequence[Path]) -> None:
     for cgroup in cgroups:
         for folder, _folders, _files in os.walk(cgroup, topdown=False):
             # A process that has just ended can hold its group for a moment.
-            if not _poll(lambda path=folder: _rmdir(path), _GONE_SECONDS):  # type: ignore[misc]
+            if not _poll(partial(_rmdir, folder), _GONE_SECONDS):
                 raise LabError(f"{folder} cannot be removed")
 
 
@@ -254,6 +255,8 @@ def run(folder: Path, command: Sequence[str]) -> int:
     need()
     if SETTINGS.exists():
         raise LabError("this is a lab already")
+    if not (folder / "id_ed25519").exists():
+        raise LabError("nothing is prepared yet: hosts.py prepare")
     RUN.mkdir(exist_ok=True)
     name = secrets.token_hex(4)
     path = RUN / f"{name}.lock"
@@ -346,7 +349,7 @@ def up(wanted: Sequence[str]) -> None:
             _plug_in(host)
             _power_on(host)
     for host in started:
-        if not _poll(lambda host=host: _answers(host) or not is_up(host), _READY_SECONDS) or not is_up(host):  # type: ignore[misc]
+        if not _poll(partial(_answers_or_died, host), _READY_SECONDS) or not is_up(host):
             tail = "\n".join(_read(host.folder / "console.log").splitlines()[-15:])
             raise LabError(f"{host.name} does not come up; its console says:\n{tail}")
 
@@ -386,6 +389,10 @@ def _answers(host: Host) -> bool:
             return link.recv(4) == b"SSH-"
     except OSError:
         return False
+
+
+def _answers_or_died(host: Host) -> bool:
+    return _answers(host) or not is_up(host)
 
 
 def _plug_in(host: Host) -> None:

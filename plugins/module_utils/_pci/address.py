@@ -24,6 +24,10 @@ class AddressError(SharingError):
     """A PCI address that is not one, or that does not name exactly one device."""
 
 
+class DeviceNotFound(AddressError):
+    """No device of this node is meant by an address, a filter or a selection."""
+
+
 @dataclass(frozen=True)
 class SlotPattern:
     """What ``lspci -s`` selects by; None stands for any value."""
@@ -113,7 +117,7 @@ def resolve(value: object, present: Iterable[str]) -> str:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise AddressError(f"no PCI device {text} on this node; see what lspci -D lists")
+        raise DeviceNotFound(f"no PCI device {text} on this node; see what lspci -D lists")
     named = ", ".join(found[:_MAX_NAMED]) + (", ..." if len(found) > _MAX_NAMED else "")
     raise AddressError(f"{text} names {len(found)} PCI devices of this node ({named}); write the full address")
 

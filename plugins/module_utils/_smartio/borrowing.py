@@ -134,7 +134,8 @@ class Borrowing:
         except ToolError as error:
             # A command that failed may have done its work all the same.
             if not self._vdev(fdid):
-                self._tried[fdid] = f"{fdid}: {error.message}"
+                owner = fabric.shown[fdid].node_id if fdid in fabric.shown else None
+                self._tried[fdid] = f"{fdid}{'' if owner is None else f' of node {owner}'}: {error.message}"
                 if error.errno not in _TRY_LATER:
                     self._hopeless.add(fdid)
                 return False

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from .._pci import usage
+from .._pci.address import DeviceNotFound
 from .._pci.names import describe
 from .._pci.sysfs import PciDevice, Sysfs
 from .._plan import Action, Deadline, Item, Outcome, Plan, Report, SharingError
@@ -348,12 +349,21 @@ def _pending(sysfs: Sysfs, wishes: Sequence[Wish], options: Options) -> Report:
     """The answer of check mode where the tool is not installed yet: nothing can be told, all may change."""
     present = sysfs.devices()
     catalogue = Catalogue(present, lambda bdf: [sysfs.serial(bdf)], lambda bdf: _names(sysfs, present[bdf]))
-    targets, errors = resolve(wishes, catalogue, options.allow_empty)
-    rows = []
-    for target in targets:
-        state = UNAVAILABLE if target.state == PRESENT else target.state
-        rows.append({**_result(LocalDevice(target.bdf), None, state, "pending"), "before": None})
+    rows: List[Dict[str, object]] = []
+    errors = [] if wishes else resolve(wishes, catalogue, options.allow_empty)[1]
+    for wish in wishes:
+        targets, failed = resolve([wish], catalogue, options.allow_empty)
+        if failed and isinstance(failed[0][1], DeviceNotFound):
+            # What installs the tool may bring the device, too: a software node does, and so do virtual functions.
+            targets, failed = [Target(wish.written, wish.state)], []
+        errors += failed
+        rows += [_pending_row(target) for target in targets]
     return Report({"devices": rows, "pending": True}, changed=bool(rows), errors=errors)
+
+
+def _pending_row(target: Target) -> Dict[str, object]:
+    state = UNAVAILABLE if target.state == PRESENT else target.state
+    return {**_result(LocalDevice(target.bdf), None, state, "pending"), "before": None}
 
 
 def _settled(outcome: Outcome, device: LocalDevice) -> bool:

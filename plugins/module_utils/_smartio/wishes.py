@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Pattern, Sequence, Tuple
 
 from .._pci import lspci_filter
-from .._pci.address import printable
+from .._pci.address import DeviceNotFound, printable
 from .._pci.address import resolve as resolve_bdf
 from .._pci.sysfs import PciDevice
 from .._plan import SharingError
@@ -131,7 +131,7 @@ def resolve(
         try:
             bdfs = _matching(wish, catalogue)
             if not bdfs and not allow_empty:
-                raise SharingError(
+                raise DeviceNotFound(
                     f"{wish.written} matches no PCI device of this node; correct it, or give allow_empty: true"
                 )
             for bdf in bdfs:

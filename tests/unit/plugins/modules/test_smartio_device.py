@@ -699,6 +699,18 @@ def test_without_a_tool(fabric: Fabric) -> None:
     assert check.actions == ["pending"]
 
 
+def test_a_bare_host_may_get_its_devices_with_the_tool(fabric: Fabric, tmp_path: Path) -> None:
+    lender = make(fabric)
+    lender.tool.unlink()
+    bare = {"sysfs": str(tmp_path / "no-sysfs-yet"), "allow_empty": False}
+    wanted = [{"bdf": "41:00.0"}, {"filter": "-d 10de:", "state": "present"}, {"select": {"class": "0108"}}]
+    check = good(lender, MODULE, check=True, devices=wanted, **bare)
+    assert check.changed
+    assert check.actions == ["pending"] * 3
+    assert [row["state"] for row in check.elements] == ["available", "unavailable", "available"]
+    assert bad(lender, MODULE, check=True, bdf=4860.0, **bare).says("quote it")
+
+
 def test_process_count(fabric: Fabric, quirks: Dict[str, Any]) -> None:
     lender = make(fabric, **quirks)
     bdfs = [DRIVE, DRIVE2, GPU, GPU2, NIC]

@@ -79,9 +79,11 @@ HERE = "0000:04:00.0@7"
         (None, ("", HERE), True, True),
     ],
 )
-@pytest.mark.parametrize("bar", [None, 0, 5])
-def test_pairs(known: Optional[bool], vdevs: Tuple[str, str], enable: bool, disable: bool, bar: Optional[int]) -> None:
-    pair = Pair("80000", "80002", bar)
+@pytest.mark.parametrize("number", [None, 0, 5])
+def test_pairs(
+    known: Optional[bool], vdevs: Tuple[str, str], enable: bool, disable: bool, number: Optional[int]
+) -> None:
+    pair = Pair("80000", "80002", number)
     states = {} if known is None else {pair.key: PairState(known, (HERE, HERE))}
     now = dict(zip(("80000", "80002"), vdevs))
     for wanted, acts, command in ((True, enable, "enable-p2p"), (False, disable, "disable-p2p")):
