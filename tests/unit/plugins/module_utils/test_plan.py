@@ -221,9 +221,10 @@ def test_failure_sentence(failed: List[Tuple[str, str]], total: int, sentence: s
 @settings(max_examples=60, deadline=None)
 def test_failure_sentence_says_how_many(failed: List[Tuple[str, str]], more: int) -> None:
     total = len(failed) + more
-    text = failure_sentence(errors(*failed), total, "devices")
+    failures = errors(*failed)
+    text = failure_sentence(failures, total, "devices")
     assert failed[0][0] in text
-    assert failed[0][1] in text
+    assert failures[0][1].message in text
     assert total == 1 or text.startswith(f"{len(failed)} of {total} devices failed: ")
 
 

@@ -113,7 +113,7 @@ class Raw:
     def __enter__(self) -> Raw:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_unused: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ class Raw:
 
     def status(self, index: int = 0) -> Dict[str, Any]:
         """STATUS, by name."""
-        status, data, _ = self.ask(7, index)
+        status, data, _unused = self.ask(7, index)
         names = ("ndevs", "nclients", "nclients_ctrlr", "nqueues", "nsq_total", "ncq_total")
         values: Dict[str, Any] = dict(zip(names, struct.unpack_from("<6I", data, 24)))
         return {**values, "status": status, "bdf": data[48:64].split(b"\0")[0].decode()}
@@ -173,19 +173,19 @@ class Raw:
         for fd in fds:
             os.close(fd)
         heap, bytes_of_bar = memoryview(heap_map), memoryview(bar_map)
-        bar = bytes_of_bar.cast("I")
-        self.maps += [heap_map, bar_map, heap, bytes_of_bar, bar]
-        return record, heap, bar
+        bar0 = bytes_of_bar.cast("I")
+        self.maps += [heap_map, bar_map, heap, bytes_of_bar, bar0]
+        return record, heap, bar0
 
     def buffer(self, nbytes: int) -> int:
         """ALLOC_BUF."""
-        status, data, _ = self.ask(5, nbytes=("Q", 24, nbytes))
+        status, data, _unused = self.ask(5, nbytes=("Q", 24, nbytes))
         assert status == 0
         return int(struct.unpack_from("<Q", data, 32)[0])
 
     def pair(self, index: int, depth: int) -> Tuple[int, int, int, int]:
         """ALLOC_IOQPAIR: sq_offset, cq_offset, prp_offset, qid."""
-        status, data, _ = self.ask(2, index, depth=("H", 56, depth))
+        status, data, _unused = self.ask(2, index, depth=("H", 56, depth))
         assert status == 0
         sq, cq, prp, qid, got = struct.unpack_from("<QQQIH", data, 24)
         assert got == depth
@@ -193,17 +193,17 @@ class Raw:
 
     def admin(self, command: bytes, index: int = 0) -> Tuple[int, int, int]:
         """ADMIN_CMD: the status of the reply, DW0, and the status field of the completion with its phase."""
-        status, data, _ = self.ask(4, index, command=("64s", 24, command))
-        dw0, _, _, _, _, field = struct.unpack_from("<IIHHHH", data, 88)
+        status, data, _unused = self.ask(4, index, command=("64s", 24, command))
+        dw0, _unused, _unused, _unused, _unused, field = struct.unpack_from("<IIHHHH", data, 88)
         return status, dw0, field
 
 
 class RawQueue:
     """An I/O queue pair used by hand, by the NVMe specification alone."""
 
-    def __init__(self, raw: Raw, index: int, heap: memoryview, bar: memoryview, depth: int) -> None:
+    def __init__(self, raw: Raw, index: int, heap: memoryview, bar0: memoryview, depth: int) -> None:
         self.sq, self.cq, self.prp, self.qid = raw.pair(index, depth)
-        self.heap, self.bar, self.depth = heap, bar, depth
+        self.heap, self.bar, self.depth = heap, bar0, depth
         self.words = heap.cast("I")
         raw.maps.append(self.words)
         self.tail = self.head = 0

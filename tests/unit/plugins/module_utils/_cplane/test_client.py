@@ -51,7 +51,7 @@ class FakeServer:
     def _run(self) -> None:
         while True:
             try:
-                peer, _ = self._listener.accept()
+                peer, _unused = self._listener.accept()
             except OSError:
                 return
             with peer:
@@ -96,7 +96,7 @@ def replier(make: Callable[[Message], bytes], fds: int = 0) -> Script:
         request = read_request(sock)
         while request is not None:
             reply = make(request)
-            handed = [os.open("/dev/null", os.O_RDONLY) for _ in range(fds)]
+            handed = [os.open("/dev/null", os.O_RDONLY) for _unused in range(fds)]
             sock.sendmsg([reply], wire.rights(handed))
             wire.close_all(handed)
             if len(reply) < wire.SIZE:
@@ -128,7 +128,7 @@ def replaying(log: List[Dict[str, Any]]) -> Script:
         for entry in log:
             request = read_request(sock)
             assert request is not None
-            handed = [os.open("/dev/null", os.O_RDONLY) for _ in range(entry["fds"])]
+            handed = [os.open("/dev/null", os.O_RDONLY) for _unused in range(entry["fds"])]
             sock.sendmsg([bytes.fromhex(entry["reply"])], wire.rights(handed))
             wire.close_all(handed)
 
@@ -195,7 +195,7 @@ def test_recorded_conversations(tmp_path: Path, serve: Callable[..., None], part
                     assert result == reply.number("offset")
             seen += 1
     assert seen == len(log) > 0
-    for _ in range(100):
+    for _unused in range(100):
         if len(open_fds()) <= len(before) + 1:  # the listener
             break
         time.sleep(0.01)
@@ -292,7 +292,7 @@ def test_descriptors_that_are_too_many_or_too_few(
     before = null_fds()
     serve(replier(lambda request: Message(request.op, 0, status=status).encode_reply(), fds=fds))
     with client.connect(7, str(tmp_path)) as connection:
-        for _ in range(3):
+        for _unused in range(3):
             with pytest.raises((WireError, RequestFailed)):
                 connection.init(0)
         # The fake server, which is a thread of this process, closes its own a moment after it answered.
@@ -412,7 +412,7 @@ def test_hostile_files_in_the_directory(tmp_path: Path, serve: Callable[..., Non
     assert client.server_alive(1, str(tmp_path)) is False
     with pytest.raises(UnsafePath):
         client.server_alive(3, str(tmp_path))
-    assert [cplane_id for cplane_id, _ in client.ask_all(str(tmp_path))] == [12, 4294967295]
+    assert [cplane_id for cplane_id, _unused in client.ask_all(str(tmp_path))] == [12, 4294967295]
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_log_pages(bench: Bench) -> None:
     data = bench.read_admin(nvme.GET_LOG_PAGE, cdw10=1 | 1023 << 16)
     assert struct.unpack_from("<QHHHHQI", data) == (2, 2, 0, nvme.LBA_OUT_OF_RANGE << 1, 0xFFFF, 1 << 40, 1)
     assert struct.unpack_from("<QHHH", data, 64) == (1, 0, 0x55, nvme.INVALID_OPCODE << 1)
-    for _ in range(3):
+    for _unused in range(3):
         assert bench.io(nvme.READ, blocks=8) == 0
     assert bench.io(nvme.WRITE) == 0
     data = bench.read_admin(nvme.GET_LOG_PAGE, cdw10=2 | 127 << 16)
@@ -552,7 +552,7 @@ def test_io_that_fails(bench: Bench, call: Callable[[Bench], int], status: int) 
 def test_doorbells_out_of_range_are_noted_once(bench: Bench) -> None:
     """And nothing is consumed."""
     bench.bar[nvme.doorbell(2, False)] = 32
-    assert [bench.controller.poll() for _ in range(3)] == [0, 0, 0]
+    assert [bench.controller.poll() for _unused in range(3)] == [0, 0, 0]
     data = bench.read_admin(nvme.GET_LOG_PAGE, cdw10=1 | 1023 << 16)
     assert struct.unpack_from("<QH", data) == (1, 2)
     assert struct.unpack_from("<Q", data, 64) == (0,)

@@ -56,7 +56,7 @@ class Replay:
         assert len(ours) == 104, what
         # op, version, status, nfds, index, reserved
         assert struct.unpack_from("<IIiIII", ours) == struct.unpack_from("<IIiIII", theirs), what
-        op, _, status = struct.unpack_from("<IIi", ours)
+        op, _unused, status = struct.unpack_from("<IIi", ours)
         self.seen.add(op)
         if status:
             assert not any(ours[24:]), what
@@ -73,10 +73,10 @@ class Replay:
 
     def init(self, _theirs: bytes, ours: bytes) -> None:
         """Offsets and sizes must be possible."""
-        record, heap, bar = struct.unpack_from("<QQQ", ours, 24)
+        record, heap, bar0 = struct.unpack_from("<QQQ", ours, 24)
         assert 0 < record <= heap - 56
         assert record % 8 == 0
-        assert bar >= 0x1000 + 8 * 65
+        assert bar0 >= 0x1000 + 8 * 65
 
     def pair(self, theirs: bytes, ours: bytes) -> None:
         """The depth is compared, the rest must be aligned and apart."""
@@ -139,5 +139,5 @@ def test_in_pieces(start: Callable[..., Any], raw: Callable[..., Any], size: int
         request = client.request(7)
         for at in range(0, 104, size):
             client.sock.sendall(request[at : at + size])
-        data, _ = client.reply()
+        data, _unused = client.reply()
         assert struct.unpack_from("<IIi", data) == (7, 4, 0)

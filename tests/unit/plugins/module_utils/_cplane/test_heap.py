@@ -79,7 +79,7 @@ def test_what_is_given_out_never_overlaps(steps: list[int]) -> None:
 
 def test_a_heap_in_pieces(heap: Heap) -> None:
     """Enough pages that do not lie together are not enough."""
-    offsets = [heap.allocate(4096) for _ in range(255)]
+    offsets = [heap.allocate(4096) for _unused in range(255)]
     with pytest.raises(HeapFull):
         heap.allocate(1)
     for offset in offsets[::2]:

@@ -76,7 +76,7 @@ def test_status_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixture
         listener.listen(1)
 
         def answer() -> None:
-            peer, _ = listener.accept()
+            peer, _unused = listener.accept()
             with peer:
                 peer.recv(104)
                 peer.sendall(struct.pack("<II", 7, 5) + bytes(120))

@@ -32,7 +32,7 @@ def format_command() -> bytes:
 def status_times(client: Any, count: int = 200, index: int = 0) -> List[float]:
     """Seconds that each of some STATUS requests took."""
     times = []
-    for _ in range(count):
+    for _unused in range(count):
         begin = time.monotonic()
         assert client.status(index)["status"] == 0
         times.append(time.monotonic() - begin)
@@ -43,7 +43,7 @@ def largest_buffer(client: Any) -> int:
     """How many MiB the heap still gives out in pieces of one."""
     offsets = []
     while True:
-        status, data, _ = client.ask(5, nbytes=("Q", 24, 1 << 20))
+        status, data, _unused = client.ask(5, nbytes=("Q", 24, 1 << 20))
         if status:
             break
         offsets.append(struct.unpack_from("<Q", data, 32)[0])
@@ -106,10 +106,10 @@ def test_what_a_dead_client_held_is_released(
         other.pair(0, 16)
         other.buffer(4096)
         before, free = server.counts(), largest_buffer(other)
-        for _ in range(5):
+        for _unused in range(5):
             with raw(server) as client:
                 client.init(0)
-                for _ in range(3):
+                for _unused in range(3):
                     client.pair(0, 64)
                 client.buffer(5 << 20)
                 client.buffer(100)
@@ -131,9 +131,9 @@ def test_a_client_with_thousands_of_buffers(
         with raw(server) as client:
             client.init(0)
             request = client.request(5, nbytes=("Q", 24, 1))
-            for _ in range(60):
+            for _unused in range(60):
                 client.sock.sendall(request * 100)
-                for _ in range(100):
+                for _unused in range(100):
                     assert client.reply()[0][8:12] == bytes(4)
         assert status_times(other, 100)[90] < 0.02
         wait_for(lambda: largest_buffer(other) == free)
@@ -207,7 +207,7 @@ def test_many_descriptors_with_single_bytes(
         client.status()
         before = server.counts()
         null = os.open("/dev/null", os.O_RDONLY)
-        for _ in range(60):
+        for _unused in range(60):
             client.sock.sendmsg([b"\x08"], [(1, 1, struct.pack("3i", null, null, null))])
         wait_for(lambda: server.counts()[0] <= before[0] + 1)
         client.close()
@@ -220,7 +220,7 @@ def test_what_is_handed_out_cannot_be_truncated(start: Callable[..., Any], raw: 
     """A shorter heap would kill the server with a signal."""
     server = start("emu:a")
     with raw(server) as client:
-        _, _, fds = client.ask(1)
+        _unused, _unused, fds = client.ask(1)
         for fd in fds:
             for size in (0, 1 << 40):
                 with pytest.raises(OSError, match="Operation not permitted"):
@@ -255,7 +255,7 @@ def test_a_flood_delays_others_little(start: Callable[..., Any], raw: Callable[.
 def test_the_65th_connection(start: Callable[..., Any], raw: Callable[..., Any]) -> None:
     """Is accepted and closed; its place is free again when somebody leaves."""
     server = start("emu:a")
-    clients = [raw(server) for _ in range(64)]
+    clients = [raw(server) for _unused in range(64)]
     assert clients[63].status()["nclients"] == 63
     with raw(server) as late:
         assert late.reply() == (b"", [])
@@ -272,10 +272,10 @@ def test_doorbells_and_entries_that_make_no_sense(
     """Are a status, or are not acted on; the controller lives on."""
     server = start("emu:a?size=1M")
     with raw(server) as client, raw(server) as other:
-        _, heap, bar = client.init(0)
-        _, other_heap, other_bar = other.init(0)
+        _unused, heap, bar0 = client.init(0)
+        _unused, other_heap, other_bar = other.init(0)
         children = server.children()
-        queue = raw_queue(client, 0, heap, bar, 16)
+        queue = raw_queue(client, 0, heap, bar0, 16)
         target = client.buffer(3 << 20)
         nbytes = len(heap)
         assert queue.do(0x7F) == 0x4001
@@ -301,7 +301,7 @@ def test_doorbells_and_entries_that_make_no_sense(
         queue.submit(0, 77)
         assert queue.reap() == (77, 0)
         # The head of the completion queue out of range: nothing is lost but time.
-        bar[0x400 + 2 * queue.qid + 1] = 0xFFFFFFFF
+        bar0[0x400 + 2 * queue.qid + 1] = 0xFFFFFFFF
         assert queue.do(0) == 0
         assert server.children() == children
 
@@ -312,12 +312,12 @@ def test_clients_cannot_fool_the_server_through_the_heap(
     """All of the heap and BAR0 is overwritten; what the server keeps is elsewhere."""
     server = start("emu:a", arguments=("--heap-size", str(10 << 20)))
     with raw(server) as client, raw(server) as other:
-        record, heap, bar = client.init(0)
+        record, heap, bar0 = client.init(0)
         client.pair(0, 16)
         heap[:] = b"\xff" * len(heap)
-        for word in range(len(bar)):
-            bar[word] = 0xFFFFFFFF
-        again, _, _ = other.init(0)
+        for word in range(len(bar0)):
+            bar0[word] = 0xFFFFFFFF
+        again, _unused, _unused = other.init(0)
         assert again == record
         queue = raw_queue(other, 0, *other.init(0)[1:], 16)
         assert queue.do(0) == 0
@@ -332,8 +332,8 @@ def test_a_long_format_holds_only_its_own_controller(
     """Others answer as ever, and STATUS of the same one does; its I/O says that a Format is in progress."""
     server = start("emu:a?format_time=1.5", "emu:b")
     with raw(server) as client, raw(server) as other:
-        _, heap, bar = other.init(0)
-        queue = raw_queue(other, 0, heap, bar, 16)
+        _unused, heap, bar0 = other.init(0)
+        queue = raw_queue(other, 0, heap, bar0, 16)
         other.init(1)
         begin = time.monotonic()
         client.sock.sendall(client.request(4, 0, command=("64s", 24, format_command())))
@@ -343,7 +343,7 @@ def test_a_long_format_holds_only_its_own_controller(
         assert pair.do(0) == 0
         assert queue.do(0) == 0x84
         assert time.monotonic() - begin < 1.4, "this machine is too slow for the test to mean anything"
-        data, _ = client.reply()
+        data, _unused = client.reply()
         assert time.monotonic() - begin >= 1.4
         assert struct.unpack_from("<i", data, 8)[0] == 0
         assert struct.unpack_from("<H", data, 102)[0] == 1
@@ -367,7 +367,7 @@ def test_a_client_that_dies_during_a_format(
     with raw(server) as other:
         other.status()
         before = server.counts()
-        clients = [raw(server) for _ in range(8)]
+        clients = [raw(server) for _unused in range(8)]
         for client in clients:
             client.init(0)
             client.pair(0, 16)
@@ -380,7 +380,7 @@ def test_a_client_that_dies_during_a_format(
         wait_for(lambda: other.status()["nclients"] == 0)
         wait_for(lambda: server.counts() == before)
         other.init(0)
-        for _ in range(18):
+        for _unused in range(18):
             wait_for(lambda: other.ask(2, 0, depth=("H", 56, 16))[0] == 0)
         assert time.monotonic() - begin < 2.5
 
@@ -391,12 +391,12 @@ def test_a_controller_that_is_killed(
     """Its clients get errors, the others notice nothing, and the server says so."""
     server = start("emu:a", "emu:b")
     with raw(server) as client:
-        _, heap, bar = client.init(0)
-        victim = raw_queue(client, 0, heap, bar, 16)
+        _unused, heap, bar0 = client.init(0)
+        victim = raw_queue(client, 0, heap, bar0, 16)
         queue = raw_queue(client, 1, *client.init(1)[1:], 16)
         os.kill(server.children()[0], signal.SIGKILL)
         wait_for(lambda: client.status(0)["nsq_total"] == 0)
-        assert bar[7] == 3, "CSTS.CFS tells clients that poll"
+        assert bar0[7] == 3, "CSTS.CFS tells clients that poll"
         assert client.admin(bytes([0x0A]) + bytes(63))[0] == -errno.EIO
         assert client.ask(2, 0, depth=("H", 56, 16))[0] == -errno.EIO
         assert client.ask(1, 0)[0] == -errno.EIO
@@ -419,7 +419,7 @@ def test_a_controller_killed_while_it_works(
         with raw(server) as other:
             other.status()
         os.kill(server.children()[0], signal.SIGKILL)
-        data, _ = client.reply()
+        data, _unused = client.reply()
         assert struct.unpack_from("<i", data, 8)[0] == -errno.EIO
 
 
@@ -508,8 +508,8 @@ def test_idle_servers_sleep(
     held = start("emu:c", cplane_id=8)
     with raw(still) as one, raw(held) as two:
         one.init(0)
-        _, heap, bar = two.init(0)
-        queues = [raw_queue(two, 0, heap, bar, 16) for _ in range(2)]
+        _unused, heap, bar0 = two.init(0)
+        queues = [raw_queue(two, 0, heap, bar0, 16) for _unused in range(2)]
         assert queues[0].do(0) == 0
 
         def settled() -> bool:
@@ -647,7 +647,7 @@ def test_only_our_own_socket_is_removed(start: Callable[..., Any], tmp_path: Pat
 
 def test_many_starts_at_once(start: Callable[..., Any], raw: Callable[..., Any], wait_for: Callable[..., Any]) -> None:
     """Exactly one of them serves."""
-    servers = [start("emu:a", wait=False) for _ in range(5)]
+    servers = [start("emu:a", wait=False) for _unused in range(5)]
     wait_for(lambda: sum(server.process.poll() is None for server in servers) == 1, 20)
     winner = next(server for server in servers if server.process.poll() is None)
     winner.ready()
@@ -798,8 +798,8 @@ def test_data_in_a_file_lasts(
     config = f"emu:a?size=1M&path={path}"
     server = start(config)
     with raw(server) as client:
-        _, heap, bar = client.init(0)
-        queue, target = raw_queue(client, 0, heap, bar, 16), client.buffer(4096)
+        _unused, heap, bar0 = client.init(0)
+        queue, target = raw_queue(client, 0, heap, bar0, 16), client.buffer(4096)
         heap[target : target + 512] = b"lasting!" * 64
         assert queue.do(1, prp1=target, lba=5) == 0
         second = start(config, cplane_id=8, wait=False)
@@ -809,8 +809,8 @@ def test_data_in_a_file_lasts(
     assert path.read_bytes()[2560:3072] == b"lasting!" * 64
     server = start(f"emu:other?path={path}")
     with raw(server) as client:
-        _, heap, bar = client.init(0)
-        queue, target = raw_queue(client, 0, heap, bar, 16), client.buffer(4096)
+        _unused, heap, bar0 = client.init(0)
+        queue, target = raw_queue(client, 0, heap, bar0, 16), client.buffer(4096)
         assert queue.do(2, prp1=target, lba=5) == 0
         assert heap[target : target + 512] == b"lasting!" * 64
         os.truncate(path, 1024)

@@ -28,31 +28,31 @@ def test_a_full_session(start: Callable[..., Any], raw: Callable[..., Any], raw_
     """Records, a buffer, Identify into it, a queue pair, Write and Read, 600 commands at depth 2."""
     server = start("emu:a?size=16M", "emu:b?lba=4096")
     with raw(server) as client:
-        record, heap, bar = client.init(0)
-        version, timeout, cap, cc, _, nbytes, descriptor, bdf = struct.unpack_from("<IIQIIQQ16s", heap, record)
+        record, heap, bar0 = client.init(0)
+        version, timeout, cap, cc, _unused, nbytes, descriptor, bdf = struct.unpack_from("<IIQIIQQ16s", heap, record)
         assert (version, nbytes) == (1, len(heap))
         assert len(heap) == 2 * 80 * 2**20
         assert timeout > 0
-        assert cap == bar[0] | bar[1] << 32
-        assert cc == bar[5]
+        assert cap == bar0[0] | bar0[1] << 32
+        assert cc == bar0[5]
         assert cap & 0xFFFF == 1023
-        assert bar[2] == 0x00010400
-        assert bar[7] == 1
+        assert bar0[2] == 0x00010400
+        assert bar0[7] == 1
         assert bdf.split(b"\0")[0].decode() == client.status(0)["bdf"]
         assert struct.unpack_from("<IIQQ", heap, descriptor) == (1, 2, len(heap), 0)
 
         target = client.buffer(4096)
         heap[target : target + 4096] = b"\xaa" * 4096
-        status, _, field = client.admin(admin_command(6, 0, target, 1))
+        status, _unused, field = client.admin(admin_command(6, 0, target, 1))
         assert (status, field) == (0, 1)
         assert bytes(heap[target + 24 : target + 64]).startswith(b"iofabric emulated NVMe controller")
-        status, _, field = client.admin(admin_command(6, 1, target, 0))
+        status, _unused, field = client.admin(admin_command(6, 1, target, 0))
         assert (status, field) == (0, 1)
-        blocks, _, _ = struct.unpack_from("<QQQ", heap, target)
+        blocks, _unused, _unused = struct.unpack_from("<QQQ", heap, target)
         flbas = heap[target + 26] & 15
         assert blocks << heap[target + 128 + 4 * flbas + 2] == 16 << 20
 
-        queue = raw_queue(client, 0, heap, bar, 2)
+        queue = raw_queue(client, 0, heap, bar0, 2)
         assert queue.qid >= 2
         pattern = os.urandom(4096)
         heap[target : target + 4096] = pattern
@@ -76,14 +76,14 @@ def test_a_burst_through_a_deep_queue(
     """Many entries for one doorbell, around the end of the queue, each answered once."""
     server = start("emu:a")
     with raw(server) as client:
-        _, heap, bar = client.init(0)
-        queue = raw_queue(client, 0, heap, bar, 64)
+        _unused, heap, bar0 = client.init(0)
+        queue = raw_queue(client, 0, heap, bar0, 64)
         target = client.buffer(4096)
         for turn in range(5):
             for number in range(63):
                 queue.submit(2, 100 * turn + number, prp1=target, lba=number, ring=False)
             queue.ring(queue.tail)
-            assert [queue.reap() for _ in range(63)] == [(100 * turn + number, 0) for number in range(63)]
+            assert [queue.reap() for _unused in range(63)] == [(100 * turn + number, 0) for number in range(63)]
 
 
 def test_two_clients_share_a_controller(
@@ -92,12 +92,12 @@ def test_two_clients_share_a_controller(
     """What one writes, the other reads; each has a queue of its own."""
     server = start("emu:a")
     with raw(server) as one, raw(server) as other:
-        _, heap, bar = one.init(0)
-        _, other_heap, other_bar = other.init(0)
+        _unused, heap, bar0 = one.init(0)
+        _unused, other_heap, other_bar = other.init(0)
         here, there = one.buffer(4096), other.buffer(4096)
         assert here != there
         heap[here : here + 4096] = b"shared!!" * 512
-        first, second = raw_queue(one, 0, heap, bar, 16), raw_queue(other, 0, other_heap, other_bar, 16)
+        first, second = raw_queue(one, 0, heap, bar0, 16), raw_queue(other, 0, other_heap, other_bar, 16)
         assert first.qid != second.qid
         assert first.do(1, prp1=here, blocks=8) == 0
         assert second.do(2, prp1=there, blocks=8) == 0
@@ -135,12 +135,12 @@ def test_errors(start: Callable[..., Any], raw: Callable[..., Any]) -> None:
         for op in (9, 10, 11):
             assert client.ask(op, 1, depth=("H", 52, 16))[0] == -errno.ENOENT
         before = server.counts()
-        for _ in range(20):
+        for _unused in range(20):
             client.sock.sendmsg(
                 [client.request(8, 1, nbytes=("Q", 24, 4096), page_size=("I", 40, 4096))],
                 [(1, 1, struct.pack("3i", null, null, null))],
             )
-            data, _ = client.reply()
+            data, _unused = client.reply()
             assert struct.unpack_from("<i", data, 8)[0] == -errno.EOPNOTSUPP
         assert server.counts() == before
     os.close(null)
@@ -150,17 +150,17 @@ def test_memory_is_cleared_and_does_not_overlap(start: Callable[..., Any], raw: 
     """Also the one that another client left."""
     server = start("emu:a", arguments=("--heap-size", str(16 << 20)))
     with raw(server) as client:
-        _, heap, _ = client.init(0)
+        _unused, heap, _unused = client.init(0)
         sizes = [1, 64, 4096, 4097, 300000, 1 << 20]
         offsets = [client.buffer(size) for size in sizes]
         ranges = sorted((offset, offset + size) for offset, size in zip(offsets, sizes))
-        assert all(end <= begin for (_, end), (begin, _) in zip(ranges, ranges[1:]))
+        assert all(end <= begin for (_unused, end), (begin, _unused) in zip(ranges, ranges[1:]))
         assert all(offset % 4096 == 0 for offset in offsets)
         for begin, end in ranges:
             assert not any(heap[begin:end])
             heap[begin:end] = b"\xff" * (end - begin)
     with raw(server) as client:
-        _, heap, _ = client.init(0)
+        _unused, heap, _unused = client.init(0)
         for size in sizes:
             offset = client.buffer(size)
             assert not any(heap[offset : offset + size])
@@ -172,9 +172,9 @@ def test_queues_are_bounded_per_connection_and_controller(start: Callable[..., A
     with raw(server) as client:
         client.init(0)
         client.init(1)
-        assert sorted(client.pair(1, 2)[3] for _ in range(3)) == [1, 2, 3]
+        assert sorted(client.pair(1, 2)[3] for _unused in range(3)) == [1, 2, 3]
         assert client.ask(2, 1, depth=("H", 56, 2))[0] == -errno.ENOSPC
-        qids = [client.pair(0, 2)[3] for _ in range(61)]
+        qids = [client.pair(0, 2)[3] for _unused in range(61)]
         assert len(set(qids)) == 61
         assert client.ask(2, 0, depth=("H", 56, 2))[0] == -errno.ENOSPC
         assert client.ask(3, 1, qid=("I", 24, 3))[0] == 0
@@ -186,7 +186,7 @@ def test_a_heap_that_is_full(start: Callable[..., Any], raw: Callable[..., Any])
     server = start("emu:a", arguments=("--heap-size", str(10 << 20)))
     with raw(server) as client:
         client.init(0)
-        pairs = [client.pair(0, 16) for _ in range(2)]
+        pairs = [client.pair(0, 16) for _unused in range(2)]
         assert client.ask(2, 0, depth=("H", 56, 16))[0] == -errno.ENOMEM
         assert client.ask(5, nbytes=("Q", 24, 4 << 20))[0] == -errno.ENOMEM
         assert client.ask(3, 0, qid=("I", 24, pairs[0][3]))[0] == 0
@@ -199,14 +199,14 @@ def test_pipelined_requests_are_answered_in_order(start: Callable[..., Any], raw
     with raw(server) as client:
         client.init(0)
         requests: List[bytes] = []
-        for _ in range(20):
+        for _unused in range(20):
             requests.append(client.request(7, 1))
             requests.append(client.request(4, 0, command=("64s", 24, admin_command(0x0A, cdw10=7))))
             requests.append(client.request(2, 0, depth=("H", 56, 8)))
             requests.append(client.request(5, nbytes=("Q", 24, 1 << 19)))
         client.sock.sendall(b"".join(requests))
         for request in requests:
-            data, _ = client.reply()
+            data, _unused = client.reply()
             assert data[:4] == request[:4]
 
 
@@ -216,8 +216,8 @@ def test_queue_commands_of_clients_are_refused(
     """They would take what the server keeps the books of; wrong ones get the status that any controller gives."""
     server = start("emu:a")
     with raw(server) as client:
-        _, heap, bar = client.init(0)
-        queue = raw_queue(client, 0, heap, bar, 16)
+        _unused, heap, bar0 = client.init(0)
+        queue = raw_queue(client, 0, heap, bar0, 16)
         memory = client.buffer(65536)
         denied, bad_id = 0x15 << 1 | 0x8001, 0x101 << 1 | 0x8001
         assert client.admin(admin_command(0, cdw10=queue.qid)) == (0, 0, denied)

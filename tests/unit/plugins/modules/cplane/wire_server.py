@@ -105,7 +105,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
     for flag in ("--hang", "--full", "--ignore-term"):
         parser.add_argument(flag, action="store_true")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if options.ignore_term else lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if options.ignore_term else lambda *_unused: sys.exit(0))
     server = WireServer(options.path, options.bdf, options.version, options.hang, options.full, options.clients)
     print("ready", flush=True)
     server.run()
