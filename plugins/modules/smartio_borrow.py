@@ -75,7 +75,7 @@ options:
         type: str
   count:
     description:
-      - How many devices that match are wanted, from 1 on; 1 by default.
+      - How many devices that match are wanted, from 1 to 4096; 1 by default.
       - With O(state=returned) all that match are returned.
     type: int
   all:

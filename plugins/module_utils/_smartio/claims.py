@@ -16,6 +16,9 @@ from .._plan import SharingError
 from .model import AVAILABLE, UNAVAILABLE, FabricDevice, PoolEntry, normalise_fdid
 from .wishes import hex_id, pattern, written
 
+# More than any pool holds: a mistyped number is refused instead of waited for.
+_MOST = 4096
+
 SELECT_ARGUMENTS: Dict[str, Dict[str, str]] = {
     "node_id": {"type": "int"},
     "bdf": {"type": "raw"},
@@ -72,10 +75,8 @@ def claim_from(element: Mapping[str, Any]) -> Claim:
     """A claim from a module call's element."""
     select, fdid, window = element.get("select"), element.get("fdid"), element.get("dma_window")
     count = 1 if element.get("count") is None else element["count"]
-    if count < 1:
-        raise SharingError(
-            f"count: {count} is not a number of devices from 1 on; use state: returned to return devices"
-        )
+    if not 1 <= count <= _MOST:
+        raise SharingError(f"count: {count} is not a number of devices from 1 to {_MOST}; correct it")
     if select is not None and not any(value is not None for value in select.values()):
         raise SharingError("select is empty: say what the device must be like (node_id, vendor_id, ...)")
     if fdid is not None and (count != 1 or element.get("all")):

@@ -203,7 +203,7 @@ class RawQueue:
 
     def __init__(self, raw: Raw, index: int, heap: memoryview, bar0: memoryview, depth: int) -> None:
         self.sq, self.cq, self.prp, self.qid = raw.pair(index, depth)
-        self.heap, self.bar, self.depth = heap, bar0, depth
+        self.heap, self.bar0, self.depth = heap, bar0, depth
         self.words = heap.cast("I")
         raw.maps.append(self.words)
         self.tail = self.head = 0
@@ -231,7 +231,7 @@ class RawQueue:
 
     def ring(self, value: int) -> None:
         """Write the submission queue's doorbell."""
-        self.bar[0x400 + 2 * self.qid] = value
+        self.bar0[0x400 + 2 * self.qid] = value
 
     def reap(self, seconds: float = 10.0) -> Optional[Tuple[int, int]]:
         """Return (command id, status without phase) of the next completion, None when none comes."""
@@ -247,7 +247,7 @@ class RawQueue:
         if self.head == self.depth:
             self.head = 0
             self.phase ^= 1
-        self.bar[0x400 + 2 * self.qid + 1] = self.head
+        self.bar0[0x400 + 2 * self.qid + 1] = self.head
         return last & 0xFFFF, last >> 17
 
     def do(self, opcode: int, cid: int = 1, **fields: int) -> int:

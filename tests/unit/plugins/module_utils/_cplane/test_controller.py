@@ -36,9 +36,9 @@ class Bench:
         self.memory = bytearray(SIZE)
         self.heap = memoryview(self.memory)
         self.words = self.heap.cast("I")
-        self.bar = memoryview(bytearray(16384)).cast("I")
+        self.bar0 = memoryview(bytearray(16384)).cast("I")
         self.store = store or MemoryStore(self.config.size or 0)
-        self.controller = Controller(self.config, self.heap, self.bar, self.store)
+        self.controller = Controller(self.config, self.heap, self.bar0, self.store)
         self.depth, self.tail, self.head, self.phase = depth, 0, 0, 1
         self.sq, self.cq = 0x10000, 0x20000
         size = depth - 1 << 16 | 2
@@ -63,7 +63,7 @@ class Bench:
         """Put a command into the queue, and ring."""
         self.heap[self.sq + 64 * self.tail : self.sq + 64 * self.tail + 64] = command
         self.tail = (self.tail + 1) % self.depth
-        self.bar[nvme.doorbell(2, False)] = self.tail
+        self.bar0[nvme.doorbell(2, False)] = self.tail
 
     def completion(self) -> Optional[nvme.Completion]:
         """The next completion, if there is one."""
@@ -74,7 +74,7 @@ class Bench:
         self.head += 1
         if self.head == self.depth:
             self.head, self.phase = 0, self.phase ^ 1
-        self.bar[nvme.doorbell(2, True)] = self.head
+        self.bar0[nvme.doorbell(2, True)] = self.head
         return nvme.read_completion(raw)
 
     def io(
@@ -107,15 +107,15 @@ def bench() -> Bench:
 
 def test_registers(bench: Bench) -> None:
     """CAP, VS, CC and CSTS of a controller that is ready."""
-    cap = bench.bar[0] | bench.bar[1] << 32
+    cap = bench.bar0[0] | bench.bar0[1] << 32
     assert cap & 0xFFFF == 1023
     assert cap >> 16 & 1 == 1
     assert cap >> 24 & 0xFF == 20
     assert cap >> 32 & 0xF == 0
     assert cap >> 37 & 0xFF == 1
-    assert bench.bar[2] == 0x10400
-    assert bench.bar[5] == 0x460001
-    assert bench.bar[7] == 1
+    assert bench.bar0[2] == 0x10400
+    assert bench.bar0[5] == 0x460001
+    assert bench.bar0[7] == 1
 
 
 def test_identify_controller(bench: Bench) -> None:
@@ -349,7 +349,7 @@ def test_two_submission_queues_share_a_completion_queue(bench: Bench) -> None:
     """And it cannot be deleted before both."""
     assert bench.own(nvme.CREATE_SQ, prp1=0x30000, cdw10=7 << 16 | 5, cdw11=2 << 16 | 1) == 0
     bench.heap[0x30000:0x30040] = nvme.command(nvme.FLUSH, 1, cid=99)
-    bench.bar[nvme.doorbell(5, False)] = 1
+    bench.bar0[nvme.doorbell(5, False)] = 1
     assert bench.controller.poll() == 1
     found = bench.completion()
     assert found is not None
@@ -363,7 +363,7 @@ def test_two_submission_queues_share_a_completion_queue(bench: Bench) -> None:
 
 def test_a_new_queue_starts_with_its_doorbells_at_zero(bench: Bench) -> None:
     """Whatever a client left there."""
-    bench.bar[nvme.doorbell(3, False)] = bench.bar[nvme.doorbell(3, True)] = 7
+    bench.bar0[nvme.doorbell(3, False)] = bench.bar0[nvme.doorbell(3, True)] = 7
     size = 15 << 16 | 3
     assert bench.own(nvme.CREATE_CQ, prp1=0x40000, cdw10=size, cdw11=1) == 0
     assert bench.own(nvme.CREATE_SQ, prp1=0x50000, cdw10=size, cdw11=3 << 16 | 1) == 0
@@ -388,13 +388,13 @@ def test_a_full_completion_queue_is_not_overwritten() -> None:
     assert bench.own(nvme.CREATE_SQ, prp1=0x50000, cdw10=15 << 16 | 3, cdw11=3 << 16 | 1) == 0
     for number in range(10):
         bench.heap[0x50000 + 64 * number : 0x50040 + 64 * number] = nvme.command(nvme.FLUSH, 1, cid=number)
-    bench.bar[nvme.doorbell(3, False)] = 10
+    bench.bar0[nvme.doorbell(3, False)] = 10
     assert bench.controller.poll() == 3
     assert bench.controller.poll() == 0
     seen: List[int] = []
     for number in range(10):
         seen.append(struct.unpack_from("<H", bench.heap, 0x40000 + 16 * (number % 4) + 12)[0])
-        bench.bar[nvme.doorbell(3, True)] = (number + 1) % 4
+        bench.bar0[nvme.doorbell(3, True)] = (number + 1) % 4
         assert bench.controller.poll() == (1 if number < 7 else 0)
     assert seen == list(range(10))
 
@@ -551,12 +551,12 @@ def test_io_that_fails(bench: Bench, call: Callable[[Bench], int], status: int) 
 
 def test_doorbells_out_of_range_are_noted_once(bench: Bench) -> None:
     """And nothing is consumed."""
-    bench.bar[nvme.doorbell(2, False)] = 32
+    bench.bar0[nvme.doorbell(2, False)] = 32
     assert [bench.controller.poll() for _unused in range(3)] == [0, 0, 0]
     data = bench.read_admin(nvme.GET_LOG_PAGE, cdw10=1 | 1023 << 16)
     assert struct.unpack_from("<QH", data) == (1, 2)
     assert struct.unpack_from("<Q", data, 64) == (0,)
-    bench.bar[nvme.doorbell(2, False)] = 0
+    bench.bar0[nvme.doorbell(2, False)] = 0
     assert bench.io(nvme.FLUSH) == 0
 
 
