@@ -157,6 +157,8 @@ class Share:
     missing: Optional[int] = 0
     unknown: List[str] = field(default_factory=list)
     """Matching devices of which nobody has asked yet whether they are borrowed here, the likely ones first."""
+    shared: bool = False
+    """Whether other claims of the same run have devices that match: an ``all`` claim may be left with none."""
     misfits: List[str] = field(default_factory=list)
     """Devices that are borrowed under the claim's label and are not what it selects any more."""
 
@@ -169,14 +171,14 @@ class Share:
     def lacking(self) -> int:
         """How many devices the claim lacks even if every candidate can be borrowed."""
         if self.missing is None:
-            return 0 if self.kept or self.candidates else 1
+            return 0 if self.kept or self.candidates or self.shared else 1
         return max(0, self.missing - len(self.candidates))
 
     @property
     def filled(self) -> bool:
         """Whether the claim has all that it asks for (checked after borrowing)."""
         if self.missing is None:
-            return bool(self.kept) and set(self.candidates) <= set(self.kept)
+            return (bool(self.kept) or self.shared) and set(self.candidates) <= set(self.kept)
         return self.missing <= 0
 
 
@@ -302,6 +304,7 @@ def _choose(share: Share, fabric: Fabric, taken: Dict[str, Share], reserved: Fro
     for fdid in matching(claim, fabric):
         mine = fdid == claim.fdid or fdid not in reserved
         labelled = fabric.label_of(fdid) not in (None, claim.label)
+        share.shared = share.shared or taken.get(fdid, share) is not share
         if fdid in taken or not mine or labelled or fabric.here(fdid):
             continue
         if can_be_tried(fdid, fabric, force):

@@ -494,3 +494,12 @@ def test_a_second_run_has_nothing_to_do_without_labels(
     claims: List[Claim], pool: Fabric, force: bool, word: str
 ) -> None:
     _idempotent(claims, pool, force, word)
+
+
+def test_all_is_filled_where_other_claims_of_the_run_have_every_match() -> None:
+    pool = fabric(FOUR[:1], here=[FOUR[0].fdid])
+    one, everything = share_out([claim(select=NVME), claim(select=NVME, count=None)], pool, False)
+    assert one.filled
+    assert everything.filled
+    assert everything.lacking == 0
+    assert not share_out([claim(select=GPU, count=None)], pool, False)[0].filled
