@@ -60,12 +60,20 @@ class Route:
 
 
 @dataclass(frozen=True)
+class Problem:
+    """A sentence about what could not be read; ``missing``: it is not there at all, as in a kernel built without."""
+
+    text: str
+    missing: bool = False
+
+
+@dataclass(frozen=True)
 class Storage:
     """Mounts and swap. ``problems`` are sentences about what could not be read."""
 
     mounts: Tuple[Mount, ...] = ()
     swaps: Tuple[Swap, ...] = ()
-    problems: Tuple[str, ...] = ()
+    problems: Tuple[Problem, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ class Network:
     routed: FrozenSet[str] = frozenset()
     default: FrozenSet[str] = frozenset()
     connection: FrozenSet[str] = frozenset()
-    problems: Tuple[str, ...] = ()
+    problems: Tuple[Problem, ...] = ()
 
 
 def local_addresses() -> Dict[str, str]:
@@ -113,7 +121,7 @@ def ssh_connection(proc: str, environ: Mapping[str, str]) -> str:
 
 def read_storage(proc: str) -> Storage:
     """Mounts of this process and of pid 1 (where its table is readable), and the active swap areas."""
-    problems: List[str] = []
+    problems: List[Problem] = []
     mounts = _own_mounts(proc, problems)
     mounts += _parse_mountinfo(_read_or_empty(os.path.join(proc, "1", "mountinfo")))
     lines = [re.split(r"[ \t]+", line) for line in _lines(os.path.join(proc, "swaps"), problems)[1:]]
@@ -123,7 +131,7 @@ def read_storage(proc: str) -> Storage:
 
 def read_network(proc: str, connection: str, addresses: Callable[[], Mapping[str, str]]) -> Network:
     """Routes of the main tables, and the interfaces that the SSH connection (SSH_CONNECTION's text) goes through."""
-    problems: List[str] = []
+    problems: List[Problem] = []
     routes = list(_routes(os.path.join(proc, "net", "route"), _ipv4_route, problems))
     routes += _routes(os.path.join(proc, "net", "ipv6_route"), _ipv6_route, problems, optional=True)
     local = dict(_ipv6_addresses(proc))
@@ -166,8 +174,8 @@ def _swap(path: str, is_file: bool, mounts: List[Mount]) -> Swap:
     return Swap(place.number, place.name, file=path)
 
 
-def _own_mounts(proc: str, problems: List[str]) -> List[Mount]:
-    missed: List[str] = []
+def _own_mounts(proc: str, problems: List[Problem]) -> List[Mount]:
+    missed: List[Problem] = []
     lines = _lines(os.path.join(proc, "self", "mountinfo"), missed)
     if not missed:
         return _parse_mountinfo("\n".join(lines))
@@ -191,14 +199,14 @@ def _parse_mountinfo(text: str) -> List[Mount]:
 
 
 def _routes(
-    path: str, parse: Callable[[List[str]], Optional[Route]], problems: List[str], optional: bool = False
+    path: str, parse: Callable[[List[str]], Optional[Route]], problems: List[Problem], optional: bool = False
 ) -> Iterable[Route]:
     for line in _lines(path, problems, optional):
         fields = line.split()
         try:
             route = parse(fields) if fields else None
         except (IndexError, ValueError):
-            problems.append(f"could not understand {line[:80]!r} in {printable(path)}")
+            problems.append(Problem(f"could not understand {line[:80]!r} in {printable(path)}"))
             continue
         if route is not None:
             yield route
@@ -270,15 +278,15 @@ def _parent(proc: str, pid: str) -> str:
     return found.group(1) if found else ""
 
 
-def _lines(path: str, problems: List[str], optional: bool = False) -> List[str]:
+def _lines(path: str, problems: List[Problem], optional: bool = False) -> List[str]:
     """Lines of a file; one that cannot be read adds a sentence to ``problems``, unless it may be missing and is."""
     try:
         return _read(path).rstrip("\n").split("\n")
     except FileNotFoundError as error:
         if not optional:
-            problems.append(f"could not read {printable(path)}: {error.strerror}")
+            problems.append(Problem(f"could not read {printable(path)}: {error.strerror}", missing=True))
     except OSError as error:
-        problems.append(f"could not read {printable(path)}: {error.strerror}")
+        problems.append(Problem(f"could not read {printable(path)}: {error.strerror}"))
     return []
 
 

@@ -4,7 +4,7 @@
 """PCI devices as sysfs shows them. The root is a parameter: a software node keeps a small sysfs of its own.
 
 Nothing here raises because an attribute is missing: devices vanish while they are looked at, and small trees have only
-the attributes that somebody needed.
+the attributes that somebody needed. What is there and may not be read is a SysfsError.
 """
 
 from __future__ import annotations
@@ -318,9 +318,16 @@ def _sorted(names: Iterable[str]) -> List[str]:
     return sorted(names, key=_natural)
 
 
+def _denied(path: str) -> SysfsError:
+    """What may not be read is no less there: taking it for missing could let a disk in use be lent."""
+    return SysfsError(f"could not read {path}: permission denied; run as root (become: true)")
+
+
 def _listdir(folder: str) -> List[str]:
     try:
         return os.listdir(folder)
+    except PermissionError as error:
+        raise _denied(folder) from error
     except OSError:
         return []
 
@@ -330,6 +337,8 @@ def _folders(folder: str, follow: bool) -> List[str]:
     try:
         with os.scandir(folder) as entries:
             return _sorted([entry.name for entry in entries if entry.is_dir(follow_symlinks=follow)])
+    except PermissionError as error:
+        raise _denied(folder) from error
     except OSError:
         return []
 
@@ -347,6 +356,8 @@ def _read(path: str) -> Optional[str]:
     try:
         with open(path, "rb") as file:
             return file.read(_MAX_ATTRIBUTE).decode("utf-8", "replace").strip()
+    except PermissionError as error:
+        raise _denied(path) from error
     except OSError:
         return None
 
@@ -360,6 +371,8 @@ def _read_hex(folder: str, attribute: str, digits: int) -> str:
 def _link_name(folder: str, link: str) -> Optional[str]:
     try:
         return os.path.basename(os.readlink(os.path.join(folder, link)).rstrip("/"))
+    except PermissionError as error:
+        raise _denied(os.path.join(folder, link)) from error
     except OSError:
         return None
 

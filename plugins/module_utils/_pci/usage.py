@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Callable, Dict, Iterable, Iterator, Mapping, Optional, Set, Tuple, Union
 
 from .address import printable
-from .proc import Mount, Network, Storage, Swap, local_addresses, read_network, read_storage, ssh_connection
+from .proc import Mount, Network, Problem, Storage, Swap, local_addresses, read_network, read_storage, ssh_connection
 from .sysfs import Entry, PciDevice, Sysfs, SysfsError, Tree
 
 _SYSTEM_MOUNTS = ("/", "/boot", "/boot/efi", "/efi")
@@ -131,12 +131,13 @@ def _usage(target: _Target, node: _Node) -> Usage:
 
 
 def _target(bdf: str, sysfs: Sysfs) -> _Target:
-    device = sysfs.device(bdf)
+    device = PciDevice(bdf)
     try:
+        device = sysfs.device(bdf)
         tree = sysfs.tree(bdf) if device.class_code.startswith(_BRIDGES) else _whole_tree(bdf, sysfs, set())
+        return _Target(device, tree, tuple(_with_holders(tree, sysfs)), tuple(_with_uppers(tree, sysfs)))
     except SysfsError as error:
         return _Target(device, Tree(), (), (), problem=error.message)
-    return _Target(device, tree, tuple(_with_holders(tree, sysfs)), tuple(_with_uppers(tree, sysfs)))
 
 
 def _whole_tree(bdf: str, sysfs: Sysfs, seen: Set[str]) -> Tree:
@@ -186,15 +187,16 @@ def _kind_of_device(target: _Target, node: _Node) -> Iterator[_Finding]:
 
 
 def _unseen(target: _Target, node: _Node) -> Iterator[_Finding]:
-    """What could not be looked at, where it concerns this device."""
-    problems = [target.problem] if target.problem else []
-    if target.blocks:
-        problems += node.storage.problems
-    if target.interfaces:
-        problems += node.network.problems
+    """What could not be looked at, where it concerns this device.
+
+    What is there and cannot be read may hide that the device must never be touched: force does not override it.
+    """
+    problems = [Problem(target.problem)] if target.problem else []
+    problems += node.storage.problems if target.blocks else ()
+    problems += node.network.problems if target.interfaces else ()
+    yield from (_Finding(problem.text, never=not problem.missing) for problem in problems)
     if target.tree.foreign_interfaces:
-        problems.append("its network interface is in another network namespace")
-    return map(_Finding, problems)
+        yield _Finding("its network interface is in another network namespace")
 
 
 def _mounts_and_holders(target: _Target, node: _Node) -> Iterator[_Finding]:

@@ -83,6 +83,7 @@ class Borrowing:
         self._drivers: Dict[str, Optional[str]] = {}
         self._tried: Dict[str, str] = {}
         self._hopeless: Set[str] = set()
+        self._busy: Set[str] = set()
 
     def run(self, check: bool) -> Report:
         """Fill the claims, pass by pass, until the deadline; in check mode say what the first pass would do."""
@@ -127,6 +128,9 @@ class Borrowing:
                 if fdid not in self._hopeless and fdid not in self._taken and self._borrow(fdid, share, fabric, ledger):
                     share.kept.append(fdid)
                     share.missing = None if share.missing is None else share.missing - 1
+            if share.missing is None:
+                # "All" is all that can be had: a tool may list as available what somebody else has borrowed.
+                share.candidates = [fdid for fdid in share.candidates if fdid not in self._busy]
 
     def _borrow(self, fdid: str, share: Share, fabric: Fabric, ledger: Ledger) -> bool:
         try:
@@ -136,10 +140,13 @@ class Borrowing:
             if not self._vdev(fdid):
                 owner = fabric.shown[fdid].node_id if fdid in fabric.shown else None
                 self._tried[fdid] = f"{fdid}{'' if owner is None else f' of node {owner}'}: {error.message}"
+                if error.errno == errno.EBUSY:
+                    self._busy.add(fdid)
                 if error.errno not in _TRY_LATER:
                     self._hopeless.add(fdid)
                 return False
         self._taken.add(fdid)
+        self._busy.discard(fdid)
         for _last in self._host.deadline.pauses():
             vdev = self._vdev(fdid)
             if vdev:
@@ -241,6 +248,8 @@ class Borrowing:
         return report
 
     def _report(self, shares: Sequence[Share], fabric: Fabric, report: Report) -> Report:
+        if any(share.claim.count is None for share in shares):
+            report.warnings += [f"left out, since it is busy: {self._tried[fdid]}" for fdid in sorted(self._busy)]
         rows = [row for share in shares for row in self._rows(share, fabric, [])]
         report.results["devices"] = rows
         _add_diff(report, rows)
@@ -391,11 +400,14 @@ class Returning:
         """Devices that are borrowed here and could not be looked at: nobody can say whether they are meant."""
         if claim.select is None:
             return []
-        unread = sorted(fdid for fdid in fabric.failed if fabric.here(fdid))
+        reasons = {fdid: error.message for fdid, error in fabric.failed.items()}
+        for fdid, device in fabric.shown.items():
+            untold = claim.select.untold(device)
+            if untold:
+                reasons[fdid] = f"'smartio_tool show {fdid}' does not tell its {', '.join(untold)}"
+        unread = sorted(fdid for fdid in reasons if fabric.here(fdid))
         text = "%s: %s is borrowed here, but whether it is meant cannot be told (%s); return it by fdid or label"
-        return [
-            (claim.written, SharingError(text % (claim.written, fdid, fabric.failed[fdid].message))) for fdid in unread
-        ]
+        return [(claim.written, SharingError(text % (claim.written, fdid, reasons[fdid]))) for fdid in unread]
 
     def _plan(self, fdids: Sequence[str], fabric: Fabric) -> Plan:
         here = {fdid: str(fabric.vdevs[fdid]) for fdid in fdids if fabric.here(fdid)}
@@ -459,6 +471,10 @@ def resource(params: Mapping[str, Any]) -> NodeResource:
     """The resource of smartio_borrow for a module's parameters."""
     claims = [claim_from(element) for element in elements_of(params)]
     returning = params["state"] == "returned"
+    fdids = [claim.fdid for claim in claims if claim.fdid]
+    for fdid in fdids:
+        if fdids.count(fdid) > 1:
+            raise SharingError(f"fdid {fdid} is named twice; name it once")
     if not returning and any(claim.fdid is None and claim.select is None for claim in claims):
         raise SharingError("a label alone says only what to return: give fdid or select to borrow")
     options = Options(wait_for=params["wait_for"], force=params["force"])

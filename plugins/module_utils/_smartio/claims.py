@@ -8,13 +8,14 @@ Borrowed here means that ``get-vdev`` exits 0 and prints a BDF; ``Local users`` 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Pattern, Sequence, Set, Tuple
 
 from .._pci.address import SlotPattern, check_written, parse_slot, printable
 from .._plan import SharingError
 from .model import AVAILABLE, UNAVAILABLE, FabricDevice, PoolEntry, normalise_fdid
-from .wishes import hex_id, pattern, written
+from .wishes import check_select, hex_id, pattern, written
 
 # More than any pool holds: a mistyped number is refused instead of waited for.
 _MOST = 4096
@@ -31,6 +32,16 @@ SELECT_ARGUMENTS: Dict[str, Dict[str, str]] = {
 """The suboptions of ``select``, for argument specifications."""
 
 
+_SHOW_KEYS = {
+    "node_id": "NodeId",
+    "bdf": "Remote BDF",
+    "uuid": "UUID",
+    "serial": "Serial Number",
+    "vendor_id": "Vendor ID",
+    "device_id": "Device ID",
+}
+
+
 @dataclass(frozen=True)
 class FabricSelect:
     """What a pool device must be like; None is anything."""
@@ -42,6 +53,12 @@ class FabricSelect:
     vendor_id: Optional[str] = None
     device_id: Optional[str] = None
     name: Optional[Pattern[str]] = None
+
+    def untold(self, device: FabricDevice) -> List[str]:
+        """What is asked for and ``show`` does not tell of a device that is not ruled out by the rest."""
+        missing = [name for name in _SHOW_KEYS if getattr(self, name) is not None and getattr(device, name) is None]
+        without = replace(self, **dict.fromkeys(missing))
+        return [_SHOW_KEYS[name] for name in missing] if without.matches(device, device.name or "") else []
 
     def matches(self, device: FabricDevice, listed_name: str) -> bool:
         """Whether ``show`` (and the name in ``list``) says all that is asked for; what is not told does not match."""
@@ -77,8 +94,10 @@ def claim_from(element: Mapping[str, Any]) -> Claim:
     count = 1 if element.get("count") is None else element["count"]
     if not 1 <= count <= _MOST:
         raise SharingError(f"count: {count} is not a number of devices from 1 to {_MOST}; correct it")
-    if select is not None and not any(value is not None for value in select.values()):
-        raise SharingError("select is empty: say what the device must be like (node_id, vendor_id, ...)")
+    if select is not None:
+        check_select(select)
+    if not (window is None or re.fullmatch(r"[0-9]+[A-Za-z]*", str(window))):
+        raise SharingError(f"dma_window: {window!a} is not a size; give a number, with a unit if the tool knows one")
     if fdid is not None and (count != 1 or element.get("all")):
         raise SharingError("fdid names one device: count and all go with select")
     return Claim(
@@ -340,11 +359,20 @@ def shortfall(claim: Claim, kept: Sequence[str], fabric: Fabric, tried: Mapping[
     reasons += [
         f"{fdid} could not be looked at: {error.message}" for fdid, error in fabric.failed.items() if claim.select
     ]
+    reasons += _untold(claim, fabric)
     if not reasons:
-        reasons = ["no other device in the pool matches"]
+        other = "no other device" if kept else "no device"
+        reasons = [f"{other} in the pool matches; see that its lender lent it and connected to this node"]
     more = f"; and {len(reasons) - 8} more (see reasons)" if len(reasons) > 8 else ""
     named = "; ".join(reasons[:8]) + more
     return SharingError(f"{claim.written}: {len(kept)} of {wanted} devices could be borrowed; {named}", reasons=reasons)
+
+
+def _untold(claim: Claim, fabric: Fabric) -> List[str]:
+    """Devices that may be meant, were it told."""
+    devices = {fdid: fabric.shown[fdid] for fdid in fabric.entries if claim.select and fdid in fabric.shown}
+    keys = {fdid: claim.select.untold(device) for fdid, device in devices.items() if claim.select}
+    return [f"'smartio_tool show {fdid}' does not tell its {', '.join(names)}" for fdid, names in keys.items() if names]
 
 
 def misfit(share: Share) -> SharingError:

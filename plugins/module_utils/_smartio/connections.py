@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Mapping, Sequence, Tuple
+from typing import Any, Dict, Mapping, Sequence, Tuple
 
 from .._plan import Action, Item, Plan, Report, SharingError, run_plan
 from .errors import ToolError
@@ -37,10 +37,11 @@ def plan_connections(wanted: Sequence[Connection], known: Sequence[Tuple[int, in
 
 def connect(host: Host, wanted: Sequence[Connection], reconnect: bool, check: bool) -> Report:
     """Let the wanted nodes see and borrow this node's devices."""
+    by_arguments: Dict[Tuple[object, ...], Connection] = {(one.node_id, one.adapter): one for one in wanted}
     with host.ledger(check) as ledger:
 
         def perform(action: Action) -> None:
-            one = Connection(int(str(action.args[0])), int(str(action.args[1])))
+            one = by_arguments[action.args]
             try:
                 host.tool.connect(one.node_id, one.adapter)
             except ToolError as error:
@@ -71,7 +72,7 @@ def resource(params: Mapping[str, Any]) -> NodeResource:
     else:
         wanted = [Connection(node_id, params["adapter"]) for node_id in params["node_ids"]]
     for one in wanted:
-        if one.node_id < 0 or one.adapter < 0:
+        if isinstance(one.node_id, bool) or isinstance(one.adapter, bool) or one.node_id < 0 or one.adapter < 0:
             raise SharingError(f"{one}: node ids and adapters are numbers from 0 on")
 
     def pending(_places: Places) -> Report:

@@ -109,6 +109,10 @@ def open_host(places: Places) -> Host:
     """The node at ``places``. Raises ToolMissing or ToolUnusable; nothing is run."""
     if not places.timeout >= 0 or places.timeout == float("inf"):
         raise SharingError(f"timeout: {places.timeout!r} is not a number of seconds from 0 on")
+    for name in ("tool", "sysfs", "proc", "dev", "state_dir"):
+        value = str(getattr(places, name))
+        if not value or not value.isprintable():
+            raise SharingError(f"{name}: {value!a} is not a path; correct it")
     sysfs = Sysfs(places.sysfs)
 
     def kernel_log(subjects: List[str]) -> List[str]:

@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
 from dataclasses import dataclass, field
 from typing import Dict, Iterator, List, Optional, Tuple
 
@@ -89,10 +90,18 @@ class LedgerStore:
         if self._stamp is None:
             return Ledger()
         try:
-            with open(os.path.join(self.state_dir, _FILE), encoding="utf-8") as file:
+            with open(self._open_ledger(), encoding="utf-8") as file:
                 return _from_json(json.load(file), self._stamp)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return Ledger()
+
+    def _open_ledger(self) -> int:
+        # What is not a plain file could block for ever.
+        fd = os.open(os.path.join(self.state_dir, _FILE), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise ValueError("not a file")
+        return fd
 
     def save(self, ledger: Ledger) -> None:
         """Write the ledger in one step: a reader sees the old one or the new one, whatever happens.
@@ -123,11 +132,21 @@ class LedgerStore:
     def _open_lock(self) -> int:
         try:
             os.makedirs(self.state_dir, mode=0o755, exist_ok=True)
+            self._refuse_foreign()
             return os.open(
                 os.path.join(self.state_dir, _LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
             )
         except OSError as error:
             raise self._unusable(error) from error
+
+    def _refuse_foreign(self) -> None:
+        """What the ledger says decides what may be taken back: nobody else may write it."""
+        found = os.stat(self.state_dir)
+        if found.st_uid not in (0, os.geteuid()) or found.st_mode & stat.S_IWOTH:
+            raise LedgerError(
+                f"the state folder {self.state_dir} belongs to another user or can be written by everybody; "
+                "correct its owner and mode, or give another 'state_dir'"
+            )
 
     def _take(self, fd: int, deadline: Deadline) -> None:
         for _try in deadline.pauses(most=0.5):

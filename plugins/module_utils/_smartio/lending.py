@@ -65,7 +65,7 @@ class LocalDevice:
     def state(self) -> str:
         """``absent``, ``unavailable``, ``available``, ``lent``, or the tool's own word."""
         if self.entry is None:
-            return ABSENT
+            return "unknown" if self.doubt else ABSENT
         word = self.word.lower()
         if word == AVAILABLE:
             return AVAILABLE
@@ -119,7 +119,10 @@ def refusal(device: LocalDevice, want: str, options: Options) -> Optional[Sharin
         return None
     touched = "available" in steps or "unavailable" in steps
     if touched and device.never:
-        return _in_use(device, "refused even with force", device.never)
+        return SharingError(
+            f"{device.bdf} must not be touched: {'; '.join(device.never)}; refused even with force",
+            in_use=list(device.never),
+        )
     if options.force:
         return None
     known = device.state in (ABSENT, UNAVAILABLE, AVAILABLE, LENT)
@@ -134,7 +137,7 @@ def refusal(device: LocalDevice, want: str, options: Options) -> Optional[Sharin
 
 
 def _in_use(device: LocalDevice, advice: str, reasons: Sequence[str]) -> SharingError:
-    return SharingError("{} is in use: {}; {}".format(device.bdf, "; ".join(reasons), advice), in_use=list(reasons))
+    return SharingError(f"{device.bdf} is in use: {'; '.join(reasons)}; {advice}", in_use=list(reasons))
 
 
 def _taking_back(device: LocalDevice, steps: Sequence[str], options: Options) -> Optional[SharingError]:

@@ -123,4 +123,7 @@ def _pair(element: Mapping[str, Any]) -> Pair:
     number = element["bar"]
     if number is not None and not 0 <= number <= 5:
         raise SharingError(f"bar: {number} is not a BAR's number from 0 to 5")
-    return Pair(normalise_fdid(element["source"]), normalise_fdid(element["destination"]), number)
+    pair = Pair(normalise_fdid(element["source"]), normalise_fdid(element["destination"]), number)
+    if pair.source == pair.destination:
+        raise SharingError(f"source and destination are both {pair.source}: name two devices")
+    return pair

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Dict, List, Mapping, Optional, Set, Tuple, Union
 
 from .._plan import Action, Item, Outcome, Plan, Report, SharingError, run_plan
@@ -97,7 +98,7 @@ def _setting(name: str, before: Current, value: Optional[str], action: str) -> D
 
 def config_resource(params: Mapping[str, Any]) -> NodeResource:
     """The resource of smartio_config for a module's parameters."""
-    wanted = {str(name): _value(value) for name, value in params["settings"].items()}
+    wanted = {str(name): _value(name, value) for name, value in params["settings"].items()}
 
     def pending(_places: Places) -> Report:
         rows = [_setting(name, None, value, "pending") for name, value in wanted.items()]
@@ -106,8 +107,10 @@ def config_resource(params: Mapping[str, Any]) -> NodeResource:
     return NodeResource("settings", lambda host, check: configure(host, wanted, check), pending)
 
 
-def _value(value: object) -> str:
+def _value(name: object, value: object) -> str:
     """A setting as the tool takes it; YAML makes true of an unquoted ``yes``."""
+    if not isinstance(value, (str, int)) or not re.fullmatch(r"[A-Za-z0-9_.:+][A-Za-z0-9_.:+-]*", str(value)):
+        raise SharingError(f"settings: {value!a} is not a value for {name!a}; give a number or a word")
     return ("1" if value else "0") if isinstance(value, bool) else str(value)
 
 

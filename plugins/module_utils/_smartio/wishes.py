@@ -70,9 +70,18 @@ def wish_from(element: Mapping[str, Any], state: str) -> Wish:
     )
 
 
+def check_select(select: Mapping[str, Any]) -> None:
+    """Refuse a selection that says nothing, as a whole or in one of its parts: a template may have come out empty."""
+    given = {name: value for name, value in select.items() if value is not None}
+    if not given:
+        raise SharingError("select is empty: say what the device must be like (vendor_id, serial, ...)")
+    for name, value in given.items():
+        if not str(value).strip():
+            raise SharingError(f"select.{name} is empty: give a value, or leave it out")
+
+
 def _local_select(select: Mapping[str, Any]) -> LocalSelect:
-    if not any(value is not None for value in select.values()):
-        raise SharingError("select is empty: say what the device must be like (vendor_id, class, ...)")
+    check_select(select)
     return LocalSelect(
         vendor_id=hex_id(select["vendor_id"], "vendor_id"),
         device_id=hex_id(select["device_id"], "device_id"),

@@ -3,10 +3,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Set, Tuple
 
 import pytest
 from ansible_collections.iofabric.sharing.plugins.module_utils._pci import proc as proc_module
@@ -369,7 +370,33 @@ def test_a_file_that_is_there_and_unreadable(fake: Any, proc: Any) -> None:
     (proc.root / "net/ipv6_route").unlink()
     assert look(fake, proc, NIC).reasons == ()  # a kernel without IPv6
     (proc.root / "net/ipv6_route").mkdir()
-    assert look(fake, proc, NIC).reasons == (f"could not read {proc.path}/net/ipv6_route: Is a directory",)
+    assert look(fake, proc, NIC).never == (f"could not read {proc.path}/net/ipv6_route: Is a directory",)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("hidden", ["", "nvme", "nvme/nvme0/nvme0n1", "nvme/nvme0/nvme0n1/holders", "class", "driver"])
+def test_what_may_not_be_read_holds_against_force(fake: Any, proc: Any, hidden: str) -> None:
+    fake.nvme()
+    folder = os.path.realpath(fake.sysfs.folder(BDF))
+    path = os.path.join(folder, hidden)
+    if hidden == "driver":  # a link's own mode says nothing; what it lies in does
+        path = folder
+    os.chmod(path, 0)
+    assert _as_nobody(fake, proc) >= {"never"}
+
+
+def _as_nobody(fake: Any, proc: Any) -> Set[str]:
+    """Which kinds of findings a process without rights has of the device; asked in a child."""
+    top = Path(proc.path)
+    for folder in [top, *top.parents][:-2]:
+        folder.chmod(folder.stat().st_mode | 0o055)
+    with multiprocessing.get_context("fork").Pool(1, initializer=os.setuid, initargs=(65534,)) as pool:
+        return set(pool.apply(_kinds, (fake.sysfs.root, proc.path)))
+
+
+def _kinds(root: str, proc_path: str) -> List[str]:
+    seen = observe([BDF], Sysfs(root), proc_path, "")[BDF]
+    return [name for name in ("reasons", "never") if getattr(seen, name)]
 
 
 def test_lines_that_make_no_sense_do_no_harm(fake: Any, proc: Any) -> None:
@@ -382,14 +409,14 @@ def test_lines_that_make_no_sense_do_no_harm(fake: Any, proc: Any) -> None:
         )
     seen = observe([BDF, NIC], fake.sysfs, proc.path, "10.0.0.9 1 10.0.0.1 22")
     assert seen[BDF].never == ()
-    assert seen[NIC].reasons
-    assert all(reason.startswith("could not understand") and reason.isprintable() for reason in seen[NIC].reasons)
+    assert seen[NIC].never
+    assert all(reason.startswith("could not understand") and reason.isprintable() for reason in seen[NIC].never)
 
 
 def test_a_tree_that_is_too_large_is_a_reason(fake: Any, proc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.nvme()
     monkeypatch.setattr(sysfs_module, "_MAX_FOLDERS", 2)
-    assert "more than 2 folders" in look(fake, proc).reasons[0]
+    assert "more than 2 folders" in look(fake, proc).never[0]
 
 
 def test_proc_is_read_once_for_all_devices(fake: Any, proc: Any, monkeypatch: pytest.MonkeyPatch) -> None:

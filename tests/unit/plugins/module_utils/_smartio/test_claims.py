@@ -263,7 +263,7 @@ def test_shortfall_names_every_reason() -> None:
         "c0001 could not be looked at: no answer",
     ]
     assert "1 of all devices" in shortfall(claim(select=NVME, count=None), ["80001"], pool, {}).message
-    assert "no other device in the pool matches" in shortfall(claim(select=GPU), [], fabric(FOUR[:1]), {}).message
+    assert "no device in the pool matches" in shortfall(claim(select=GPU), [], fabric(FOUR[:1]), {}).message
 
 
 def test_shortfall_of_many() -> None:

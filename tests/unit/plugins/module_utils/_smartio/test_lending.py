@@ -187,7 +187,7 @@ def test_a_refusal_for_use_names_every_reason(name: str) -> None:
                 reasons = known.never if options.force or known.never else known.reasons
                 assert reasons
                 assert all(reason in error.message for reason in reasons)
-                assert error.message.startswith(f"{BDF} is in use: ")
+                assert error.message.startswith(f"{BDF} {'must not be touched' if known.never else 'is in use'}: ")
                 assert "force" in error.message
 
 
