@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -15,7 +16,7 @@ import socket
 import struct
 import time
 from pathlib import Path
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable, Iterator, List, Tuple
 
 import pytest
 
@@ -383,6 +384,149 @@ def test_a_client_that_dies_during_a_format(
         for _unused in range(18):
             wait_for(lambda: other.ask(2, 0, depth=("H", 56, 16))[0] == 0)
         assert time.monotonic() - begin < 2.5
+
+
+def identify_command(target: int) -> bytes:
+    """Identify Controller into the heap at this offset."""
+    data = bytearray(64)
+    struct.pack_into("<BBHIQQQQQI", data, 0, 6, 0, 9, 0, 0, 0, target, 0, 1, 0)
+    return bytes(data)
+
+
+@contextlib.contextmanager
+def formatting(raw: Callable[..., Any], server: Any) -> Iterator[Any]:
+    """Controller 0 formats for as long as this lasts; its connection is given."""
+    with raw(server) as busy:
+        busy.sock.sendall(busy.request(4, 0, command=("64s", 24, format_command())))
+        with raw(server) as other:
+            other.status()
+        yield busy
+
+
+def test_dead_clients_that_wait_for_a_format_keep_no_place(
+    start: Callable[..., Any], raw: Callable[..., Any], wait_for: Callable[..., Any]
+) -> None:
+    """However many of them there were."""
+    server = start("emu:a?format_time=60", "emu:b")
+    with formatting(raw, server), raw(server) as other:
+        other.status()
+        before = server.counts()
+        for _unused in range(200):
+            with raw(server) as client:
+                client.sock.sendall(client.request(4, 0, command=("64s", 24, identify_command(4096))))
+                other.status()  # so that the server has read it
+        clients = [raw(server) for _unused in range(62)]
+        assert [client.status(1)["status"] for client in clients] == [0] * 62
+        for client in clients:
+            client.close()
+        wait_for(lambda: server.counts() == before)
+
+
+def admin_without_data(client: Any) -> None:
+    """Which waits for its turn."""
+    client.sock.sendall(client.request(4, 0, command=("64s", 24, format_command())))
+
+
+def admin_with_data(client: Any) -> None:
+    """To a buffer of its own, and which waits for its turn."""
+    client.sock.sendall(client.request(4, 0, command=("64s", 24, identify_command(client.buffer(4096)))))
+
+
+def queue_pair(client: Any) -> None:
+    """On the controller that is busy."""
+    client.init(0)
+    client.sock.sendall(client.request(2, 0, depth=("H", 56, 16)))
+
+
+@pytest.mark.parametrize("waits_for", [admin_without_data, admin_with_data, queue_pair])
+def test_a_dead_client_that_waits_for_a_format_frees_the_rest(
+    start: Callable[..., Any], raw: Callable[..., Any], wait_for: Callable[..., Any], waits_for: Callable[[Any], None]
+) -> None:
+    """Its queues on the other controller, and then its buffers, while the Format still runs."""
+    server = start("emu:a?format_time=60", "emu:b?queues=3", arguments=("--heap-size", str(20 << 20)))
+    with raw(server) as other:
+        other.init(1)
+        free = largest_buffer(other)
+        with formatting(raw, server), raw(server) as client:
+            client.init(1)
+            client.buffer(8 << 20)
+            for _unused in range(3):
+                client.pair(1, 16)
+            waits_for(client)
+            assert other.ask(2, 1, depth=("H", 56, 16))[0] == -errno.ENOSPC
+            client.close()
+            wait_for(lambda: largest_buffer(other) == free)
+            for _unused in range(3):
+                other.pair(1, 16)
+
+
+def test_a_client_that_dies_during_its_own_format_frees_the_rest(
+    start: Callable[..., Any], raw: Callable[..., Any], wait_for: Callable[..., Any]
+) -> None:
+    """A Format transfers no data, whatever its entry says."""
+    server = start("emu:a?format_time=60", "emu:b?queues=3", arguments=("--heap-size", str(20 << 20)))
+    with raw(server) as other:
+        other.init(1)
+        free = largest_buffer(other)
+        with raw(server) as client:
+            client.init(1)
+            client.buffer(8 << 20)
+            client.pair(1, 16)
+            command = bytearray(format_command())
+            struct.pack_into("<Q", command, 24, 8192)
+            client.sock.sendall(client.request(4, 0, command=("64s", 24, bytes(command))))
+            other.status()
+            client.close()
+            wait_for(lambda: largest_buffer(other) == free)
+            for _unused in range(3):
+                other.pair(1, 16)
+
+
+def test_memory_that_a_busy_controller_may_reach_is_kept(
+    start: Callable[..., Any], raw: Callable[..., Any], wait_for: Callable[..., Any]
+) -> None:
+    """Buffers of a client with a queue there, also one whose deletion was taken back; all is freed afterwards."""
+    server = start("emu:a?format_time=1", "emu:b", arguments=("--heap-size", str(20 << 20)))
+    with raw(server) as other:
+        other.init(1)
+        free = largest_buffer(other)
+        with raw(server) as client:
+            client.init(0)
+            client.buffer(8 << 20)
+            qid = client.pair(0, 16)[3]
+            with formatting(raw, server) as busy:
+                client.sock.sendall(client.request(3, 0, qid=("I", 24, qid)))
+                other.status()
+                client.close()
+                wait_for(lambda: other.status()["nclients"] == 1)
+                assert largest_buffer(other) < free - 8
+                assert other.status()["nqueues"] == 0
+                busy.reply()
+        wait_for(lambda: largest_buffer(other) == free)
+
+
+def test_a_buffer_that_a_running_command_may_fill_is_kept(
+    start: Callable[..., Any], raw: Callable[..., Any], wait_for: Callable[..., Any]
+) -> None:
+    """Until the controller answered, or did not in time."""
+    server = start("emu:a?timeout=1500ms", "emu:b", arguments=("--heap-size", str(20 << 20)))
+    victim = server.children()[0]
+    with raw(server) as other:
+        other.init(1)
+        free = largest_buffer(other)
+        with raw(server) as client:
+            client.init(1)
+            target = client.buffer(8 << 20)
+            os.kill(victim, signal.SIGSTOP)
+            try:
+                client.sock.sendall(client.request(4, 0, command=("64s", 24, identify_command(target))))
+                other.status()
+                client.close()
+                wait_for(lambda: other.status()["nclients"] == 0)
+                assert largest_buffer(other) < free - 4
+            finally:
+                os.kill(victim, signal.SIGCONT)
+        wait_for(lambda: largest_buffer(other) == free)
 
 
 def test_a_controller_that_is_killed(
