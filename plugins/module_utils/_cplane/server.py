@@ -229,9 +229,10 @@ class _Worker:
 class _Served:
     """A controller and the accounts that the loop keeps of it."""
 
-    def __init__(self, backend: Backend, record_offset: int, worker: _Worker) -> None:
+    def __init__(self, backend: Backend, record_offset: int, record: bytes, worker: _Worker) -> None:
         self.backend = backend
         self.record_offset = record_offset
+        self.record = record
         self.worker = worker
         self.free_qids = list(reversed(backend.qids))
         self.order = {qid: place for place, qid in enumerate(backend.qids)}
@@ -322,6 +323,7 @@ class _Server:
         self._backends: List[Backend] = []
         self._served: List[_Served] = []
         self._heap: Optional[Heap] = None
+        self._descriptor, self._desc_offset = b"", 0
         self._listener: Optional[Listener] = None
         self._memory: Optional[_Worker] = None
         self._clients: Dict[int, _Client] = {}
@@ -366,18 +368,18 @@ class _Server:
             raise CplaneError(
                 f"cannot get what {len(configs)} controllers of {heap_size} bytes of heap need: {error.strerror}"
             ) from None
-        descriptor = Descriptor(KIND_ARITHMETIC, self._heap.nbytes)
-        desc_offset = self._place(descriptor.pack())
+        self._descriptor = Descriptor(KIND_ARITHMETIC, self._heap.nbytes).pack()
+        self._desc_offset = self._place(self._descriptor)
         # Signals are the main thread's: a worker that takes one would not wake it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self._memory = _Worker("memory", self._finish)
             for backend in self._backends:
                 record = Record(
-                    backend.timeout_ms, backend.cap, backend.cc, self._heap.nbytes, desc_offset, backend.uri
-                )
+                    backend.timeout_ms, backend.cap, backend.cc, self._heap.nbytes, self._desc_offset, backend.uri
+                ).pack()
                 worker = _Worker(backend.label, self._finish)
-                self._served.append(_Served(backend, self._place(record.pack()), worker))
+                self._served.append(_Served(backend, self._place(record), record, worker))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -718,6 +720,10 @@ class _Server:
             client.devices.add(request.index)
             served.nclients += 1
         backend = served.backend
+        # What an earlier client may have overwritten must not mislead this one.
+        backend.restore_registers()
+        self.heap.restore(served.record_offset, served.record)
+        self.heap.restore(self._desc_offset, self._descriptor)
         reply = Message(
             Op.INIT_CONNECTION,
             request.index,

@@ -314,12 +314,17 @@ def test_clients_cannot_fool_the_server_through_the_heap(
     server = start("emu:a", arguments=("--heap-size", str(10 << 20)))
     with raw(server) as client, raw(server) as other:
         record, heap, bar0 = client.init(0)
+        (descriptor,) = struct.unpack_from("<Q", heap, record + 32)
+        told = bytes(heap[record : record + 56]), bytes(heap[descriptor : descriptor + 32])
+        registers = [bar0[word] for word in (0, 1, 2, 5, 7)]
         client.pair(0, 16)
         heap[:] = b"\xff" * len(heap)
         for word in range(len(bar0)):
             bar0[word] = 0xFFFFFFFF
-        again, _unused, _unused = other.init(0)
+        again, seen, bar0 = other.init(0)
         assert again == record
+        assert (bytes(seen[record : record + 56]), bytes(seen[descriptor : descriptor + 32])) == told
+        assert [bar0[word] for word in (0, 1, 2, 5, 7)] == registers
         queue = raw_queue(other, 0, *other.init(0)[1:], 16)
         assert queue.do(0) == 0
 
