@@ -126,6 +126,7 @@ class _Client:
         "gone",
         "job",
         "out",
+        "out_fds",
         "pairs",
         "received",
         "sock",
@@ -138,6 +139,7 @@ class _Client:
         self.received = b""
         self.taken = -1  # the descriptor that came with the request
         self.out = b""  # what is left of a reply that did not fit
+        self.out_fds: Sequence[int] = ()  # the server's own, to be passed with its first byte
         self.deadline = 0.0
         self.events = int(select.EPOLLIN)
         self.job: Optional[_Job] = None  # what a thread has to do for it
@@ -576,20 +578,15 @@ class _Server:
         reply.nfds = len(fds)
         data = reply.encode_reply()
         try:
-            if fds:
-                sent = client.sock.sendmsg([data], wire.rights(fds), socket.MSG_NOSIGNAL)
-            else:
-                sent = client.sock.send(data, socket.MSG_NOSIGNAL)
+            sent = _send(client.sock, data, fds)
         except BlockingIOError:
-            if fds:
-                self._drop(client)  # its descriptors would have to be kept for it; it has read nothing for long
-                return
             sent = 0
         except OSError:
             self._drop(client)
             return
         if sent < wire.SIZE:
             client.out = data[sent:]
+            client.out_fds = () if sent else fds
             client.deadline = time.monotonic() + SEND_TIME
             self._stalled.add(client)
             self._watch_for(client, select.EPOLLOUT)
@@ -598,13 +595,14 @@ class _Server:
 
     def _send_rest(self, client: _Client) -> None:
         try:
-            sent = client.sock.send(client.out, socket.MSG_NOSIGNAL)
+            sent = _send(client.sock, client.out, client.out_fds)
         except BlockingIOError:
             return
         except OSError:
             self._drop(client)
             return
         client.out = client.out[sent:]
+        client.out_fds = ()
         if not client.out:
             self._stalled.discard(client)
             self._watch_for(client, select.EPOLLIN)
@@ -880,6 +878,13 @@ def _there(thing: Optional[_Thing]) -> _Thing:
     if thing is None:
         raise RuntimeError("the server is not open")
     return thing
+
+
+def _send(sock: socket.socket, data: bytes, fds: Sequence[int]) -> int:
+    """Send what fits, with descriptors beside the first byte; raises BlockingIOError when nothing does."""
+    if fds:
+        return sock.sendmsg([data], wire.rights(fds), socket.MSG_NOSIGNAL)
+    return sock.send(data, socket.MSG_NOSIGNAL)
 
 
 def _failure(op: Op, result: Result) -> Message:

@@ -179,6 +179,26 @@ def test_a_client_that_reads_no_descriptors(
         wait_for(lambda: server.counts() == before)
 
 
+def test_a_client_that_reads_descriptors_late(start: Callable[..., Any], raw: Callable[..., Any]) -> None:
+    """Gets every reply with its own, while the server reads no further requests of it."""
+    server = start("emu:a")
+    with raw(server) as other, raw(server) as late:
+        late.sock.settimeout(0.3)
+        sent = 0
+        with contextlib.suppress(socket.timeout):
+            while True:
+                late.sock.sendall(late.request(1))
+                sent += 1
+        assert status_times(other)[180] < 0.05
+        late.sock.settimeout(20)
+        for _unused in range(sent):
+            data, fds = late.reply()
+            for fd in fds:
+                os.close(fd)
+            assert (len(data), data[:4], len(fds)) == (104, b"\x01\0\0\0", 2)
+        assert other.status()["nclients"] == 1
+
+
 def test_garbage(start: Callable[..., Any], raw: Callable[..., Any], wait_for: Callable[..., Any]) -> None:
     """Random bytes end in errors or in a closed connection, never in a leak."""
     server = start("emu:a")
