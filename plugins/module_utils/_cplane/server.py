@@ -48,6 +48,8 @@ PRP_NBYTES = 4 << 20
 PAIR_NBYTES = 2 * QUEUE_NBYTES + PRP_NBYTES
 SEND_TIME = 5.0
 """How long a peer may leave its replies unread before it is let go, in seconds."""
+IDLE_TIME = 5.0
+"""How long a connection without a whole request may keep its place when a newcomer needs it, in seconds."""
 _ZERO_INLINE = 256 << 10
 """Buffers above this size are cleared by a thread, so that the loop does not stand still."""
 _FREE_AT_ONCE = 512
@@ -129,6 +131,7 @@ class _Client:
         "out_fds",
         "pairs",
         "received",
+        "since",
         "sock",
         "taken",
     )
@@ -137,6 +140,7 @@ class _Client:
         self.sock = sock
         self.fd = sock.fileno()
         self.received = b""
+        self.since = time.monotonic()  # when it connected, or the first byte of its last message came
         self.taken = -1  # the descriptor that came with the request
         self.out = b""  # what is left of a reply that did not fit
         self.out_fds: Sequence[int] = ()  # the server's own, to be passed with its first byte
@@ -148,6 +152,13 @@ class _Client:
         self.devices: Set[int] = set()
         self.pairs: Dict[Tuple[int, int], _Pair] = {}
         self.buffers: Dict[int, int] = {}
+
+    @property
+    def expendable(self) -> bool:
+        """Whether it does nothing and holds nothing, or does not finish its message."""
+        if self.job is not None or self.out:
+            return False
+        return bool(self.received) or not (self.devices or self.pairs or self.buffers)
 
     def drop_descriptor(self) -> None:
         """Close the descriptor of the current request."""
@@ -476,13 +487,27 @@ class _Server:
                 self._epoll.modify(fd, 0)
             return
         _pid, uid, gid = peer_of(sock)
-        if len(self._clients) >= MAX_CONNECTIONS or not self._access.allows(uid, gid):
+        if not self._access.allows(uid, gid) or not self._has_place():
             sock.close()
             return
         sock.setblocking(False)
         client = _Client(sock)
         self._clients[client.fd] = client
         self._epoll.register(client.fd, select.EPOLLIN)
+
+    def _has_place(self) -> bool:
+        """Whether one more connection fits, if need be in the place of one that is of no use to anybody."""
+        if len(self._clients) < MAX_CONNECTIONS:
+            return True
+        latest = time.monotonic() - IDLE_TIME
+        found = min(
+            (client for client in self._clients.values() if client.expendable and client.since <= latest),
+            key=lambda client: client.since,
+            default=None,
+        )
+        if found is not None:
+            self._drop(found)
+        return found is not None
 
     def _controlled(self, _fd: int) -> None:
         if not self._control.take_reload() or self._listener is None:
@@ -543,6 +568,8 @@ class _Server:
             return
         if client.received:
             data = client.received + data
+        else:
+            client.since = time.monotonic()
         if len(data) < wire.SIZE:
             client.received = data
             return

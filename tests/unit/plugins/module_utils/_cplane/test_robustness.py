@@ -287,6 +287,35 @@ def test_the_65th_connection(start: Callable[..., Any], raw: Callable[..., Any])
         client.close()
 
 
+def test_connections_of_no_use_give_way(
+    start: Callable[..., Any], raw: Callable[..., Any], wait_for: Callable[..., Any]
+) -> None:
+    """Half messages and silence keep nobody out for longer than five seconds; who holds something stays."""
+    server = start("emu:a")
+    client = raw(server)
+    client.init(0)
+    useless = [raw(server) for _unused in range(63)]
+    for connection in useless[:60]:
+        connection.sock.sendall(connection.request(7)[:60])
+    assert useless[62].status()["nclients"] == 63
+
+    def newcomer() -> Any:
+        late = raw(server)
+        with contextlib.suppress(BrokenPipeError):
+            late.sock.sendall(late.request(7))
+            if len(late.reply()[0]) == 104:
+                return late
+        late.close()
+        return None
+
+    begin = time.monotonic()
+    newcomers = [wait_for(newcomer) for _unused in range(63)]
+    assert time.monotonic() - begin > 4
+    assert client.status()["nclients_ctrlr"] == 1
+    for connection in (client, *useless, *newcomers):
+        connection.close()
+
+
 def test_doorbells_and_entries_that_make_no_sense(
     start: Callable[..., Any], raw: Callable[..., Any], raw_queue: Callable[..., Any]
 ) -> None:
