@@ -762,6 +762,7 @@ class _Server:
         return None
 
     def _status(self, client: _Client, request: Message) -> Message:
+        """Everything is told of a dead controller, too, but as a failure: no client takes it for one that works."""
         served = self._controller(request)
         return Message(
             Op.STATUS,
@@ -775,6 +776,7 @@ class _Server:
                 "ncq_total": served.backend.ncq_total,
                 "bdf": served.bdf,
             },
+            status=0 if served.backend.nsq_total else -errno.EIO,
         )
 
     def _alloc_ioqpair(self, client: _Client, request: Message) -> None:

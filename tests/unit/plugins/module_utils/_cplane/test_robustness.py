@@ -599,7 +599,8 @@ def test_a_controller_that_is_killed(
         assert client.ask(2, 0, depth=("H", 56, 16))[0] == -errno.EIO
         assert client.ask(1, 0)[0] == -errno.EIO
         assert client.ask(3, 0, qid=("I", 24, victim.qid))[0] == 0
-        assert client.status(0)["nqueues"] == 0
+        found = client.status(0)
+        assert (found["status"], found["nqueues"], found["ndevs"]) == (-errno.EIO, 0, 2)
         assert client.status(1)["nsq_total"] == 64
         assert queue.do(0) == 0
     assert "emu:a" in server.errors()
