@@ -6,7 +6,7 @@
 The process is forked before the server has any thread, dies with it (PR_SET_PDEATHSIG), shares only the heap, BAR0
 and a control socket, and ignores the signals that are meant for the server. With no I/O queue it blocks on that
 socket. With one it spins for 200 us after the last command, and then naps for a twentieth of the time that it has been
-idle, up to 5 ms.
+idle, up to 20 ms.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from .heap import Heap, sealed_memfd
 
 SPIN = 200e-6
 NAP_SHARE = 20
-NAP_MAX = 5e-3
+NAP_MAX = 20e-3
 _LOOK_AT_SOCKET = 1e-3
 """How often a busy controller looks whether the server wants something, in seconds."""
 _STOP_TIME = 0.5

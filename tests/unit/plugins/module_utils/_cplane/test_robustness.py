@@ -19,6 +19,13 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, List, Tuple
 
 import pytest
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import emulated
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.config import EmulatedConfig
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.controller import (
+    BAR0_NBYTES,
+    Controller,
+    MemoryStore,
+)
 
 REQUESTS = 104
 
@@ -690,6 +697,12 @@ def switches(server: Any) -> List[Tuple[str, List[str]]]:
     return sorted(found)
 
 
+def wakings(server: Any) -> int:
+    """How often its threads have stopped waiting."""
+    lines = [line for _name, lines in switches(server) for line in lines]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary"))
+
+
 def cpu_ticks(server: Any) -> int:
     """Clock ticks that the server and its controllers have used."""
     total = 0
@@ -702,14 +715,13 @@ def cpu_ticks(server: Any) -> int:
 def test_idle_servers_sleep(
     start: Callable[..., Any], raw: Callable[..., Any], raw_queue: Callable[..., Any], wait_for: Callable[..., Any]
 ) -> None:
-    """With no queue nothing wakes over ten seconds; with held queues it costs less than 2 % of a core."""
+    """With no queue nothing wakes over ten seconds; two with held queues cost less than 2 % of a core together."""
     still = start("emu:a", "emu:b", cplane_id=7)
-    held = start("emu:c", cplane_id=8)
+    held = start("emu:c", "emu:d", cplane_id=8)
     with raw(still) as one, raw(held) as two:
         one.init(0)
-        _unused, heap, bar0 = two.init(0)
-        queues = [raw_queue(two, 0, heap, bar0, 16) for _unused in range(2)]
-        assert queues[0].do(0) == 0
+        queues = [raw_queue(two, index, *two.init(index)[1:], 16) for index in (0, 0, 1)]
+        assert [queue.do(0) for queue in queues] == [0, 0, 0]
 
         def settled() -> bool:
             before = switches(still)
@@ -717,12 +729,27 @@ def test_idle_servers_sleep(
             return switches(still) == before
 
         wait_for(settled)
-        quiet, used, begin = switches(still), cpu_ticks(held), time.monotonic()
+        quiet, used, woken, begin = switches(still), cpu_ticks(held), wakings(held), time.monotonic()
         time.sleep(10.2)
         assert switches(still) == quiet
-        share = (cpu_ticks(held) - used) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - begin)
-        assert share < 0.02
-        assert queues[1].do(0) == 0
+        seconds = time.monotonic() - begin
+        assert (cpu_ticks(held) - used) / os.sysconf("SC_CLK_TCK") / seconds < 0.02
+        # A nap of 20 ms each; more only as they began to be idle.
+        assert (wakings(held) - woken) / seconds < 2 * 50 * 1.2
+        assert [queue.do(0) for queue in queues] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("idle", "nap"), [(0.0001, 0.0), (0.002, 0.0001), (0.1, 0.005), (0.3, 0.015), (0.5, 0.02), (3600.0, 0.02)]
+)
+def test_a_nap_is_a_twentieth_of_the_idle_time(idle: float, nap: float) -> None:
+    """So much later is the first command after a pause seen, at the most; never more than 20 ms."""
+    config = EmulatedConfig("a", size=4096)
+    words = memoryview(bytearray(BAR0_NBYTES)).cast("I")
+    controller = Controller(config, memoryview(bytearray(8192)), words, MemoryStore(4096))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert emulated._Process(controller, ours)._pause(idle, 1.0) == pytest.approx(nap)
 
 
 # -- the place of the socket --------------------------------------------------------------------------------------
