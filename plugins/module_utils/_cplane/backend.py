@@ -54,6 +54,10 @@ class Backend(abc.ABC):
         """Delete both; afterwards the controller no longer touches their memory. What is not there is no error."""
 
     @abc.abstractmethod
+    def restore_registers(self) -> None:
+        """Undo what clients wrote over registers that others read, where these are only memory; called by the loop."""
+
+    @abc.abstractmethod
     def mark_dead(self) -> str:
         """Take note that the controller died, as ``alive_fd`` said; returns how, in words."""
 

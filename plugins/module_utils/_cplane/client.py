@@ -228,16 +228,18 @@ class Connection:
 
     def status(self, index: int) -> Status:
         """Ask about the server and its controller ``index``."""
-        values = self._ask(Message(Op.STATUS, index))[0]
-        return Status(
-            values.number("ndevs"),
-            values.number("nclients"),
-            values.number("nclients_ctrlr"),
-            values.number("nqueues"),
-            values.number("nsq_total"),
-            values.number("ncq_total"),
-            wire.decode_bdf(values.data("bdf")),
-        )
+        return _read_status(self._ask(Message(Op.STATUS, index))[0])
+
+    def try_status(self, index: int) -> Tuple[Optional[Status], int]:
+        """Ask like status, but return (Status, 0), or (Status or None, the reply's status) for a failure.
+
+        The server of this project fails with -EIO for a controller that died, and tells the rest nevertheless.
+        """
+        reply, fds = self._talk(Message(Op.STATUS, index))
+        wire.close_all(fds)
+        if reply.status and not _plain(reply.data("bdf")):
+            return None, reply.status
+        return _read_status(reply), reply.status
 
     def register_mem(self, index: int, fd: int, nbytes: int, page_size: int) -> int:
         """Register a dma-buf of the caller; returns the heap offset of its address descriptor."""
@@ -272,8 +274,24 @@ class Connection:
         self, request: Message, nfds: int = 0, send_fds: Sequence[int] = (), timeout: Optional[float] = None
     ) -> Tuple[Message, List[int]]:
         """Send a request and return its reply with exactly ``nfds`` descriptors."""
+        reply, fds = self._talk(request, send_fds, timeout)
+        what = self._name(request.op)
+        if reply.status or len(fds) != nfds:
+            wire.close_all(fds)
+            if reply.status:
+                raise RequestFailed(f"{what} failed: {errno_name(reply.status)}", reply.status)
+            raise WireError(f"{what}: {len(fds)} descriptors came, not {nfds}")
+        return reply, fds
+
+    def _name(self, op: int) -> str:
+        return f"{_op_name(op)} at {self.path}"
+
+    def _talk(
+        self, request: Message, send_fds: Sequence[int] = (), timeout: Optional[float] = None
+    ) -> Tuple[Message, List[int]]:
+        """Send a request and return its reply, whatever its status, and the descriptors that came with it."""
         data = request.encode_request()
-        what = f"{_op_name(request.op)} at {self.path}"
+        what = self._name(request.op)
         fds: List[int] = []
         try:
             reply = self._exchange(data, send_fds, fds, what, Deadline(self.timeout if timeout is None else timeout))
@@ -284,11 +302,6 @@ class Connection:
             wire.close_all(fds)
             self.close()
             raise
-        if reply.status or len(fds) != nfds:
-            wire.close_all(fds)
-            if reply.status:
-                raise RequestFailed(f"{what} failed: {errno_name(reply.status)}", reply.status)
-            raise WireError(f"{what}: {len(fds)} descriptors came, not {nfds}")
         return reply, fds
 
     def _exchange(self, data: bytes, send_fds: Sequence[int], fds: List[int], what: str, deadline: Deadline) -> Message:
@@ -346,6 +359,26 @@ class Connection:
 
 def _op_name(op: int) -> str:
     return Op(op).name
+
+
+def _plain(bdf: bytes) -> bool:
+    """Whether a ``bdf`` field holds text, which that of a failed STATUS need not."""
+    try:
+        return bool(wire.decode_bdf(bdf))
+    except WireError:
+        return False
+
+
+def _read_status(reply: Message) -> Status:
+    return Status(
+        reply.number("ndevs"),
+        reply.number("nclients"),
+        reply.number("nclients_ctrlr"),
+        reply.number("nqueues"),
+        reply.number("nsq_total"),
+        reply.number("ncq_total"),
+        wire.decode_bdf(reply.data("bdf")),
+    )
 
 
 def _queue_pair(reply: Message) -> QueuePair:
@@ -411,23 +444,24 @@ def read_server(cplane_id: int, directory: str = DIRECTORY, timeout: float = TIM
     """Ask the server of ``cplane_id`` about itself and its controllers, all within ``timeout`` seconds.
 
     Raises NotServed, or any error of Connection. A controller for which the server answers with an error is listed
-    with zeros and as not initialized; its uri is then empty.
+    as not initialized, with what the answer tells of it: perhaps nothing, then all is zero and its uri empty.
     """
     deadline = Deadline(timeout)
     with connect(cplane_id, directory, timeout) as connection:
         connection.timeout = deadline.left()
-        first = connection.status(0)
-        controllers = [_ctrlr_info(first)]
+        first, number = connection.try_status(0)
+        if first is None:
+            raise RequestFailed(f"STATUS at {connection.path} failed: {errno_name(number)}", number)
+        controllers = [_ctrlr_info(first, number)]
         for index in range(1, min(first.ndevs, MAX_CTRLRS)):
             connection.timeout = deadline.left()
-            try:
-                controllers.append(_ctrlr_info(connection.status(index)))
-            except RequestFailed:
-                controllers.append(CtrlrInfo("", 0, 0, 0, 0, 0, False))
+            controllers.append(_ctrlr_info(*connection.try_status(index)))
         return ServerInfo(cplane_id, connection.peer(), first.nclients + 1, first.ndevs, tuple(controllers))
 
 
-def _ctrlr_info(status: Status) -> CtrlrInfo:
+def _ctrlr_info(status: Optional[Status], number: int) -> CtrlrInfo:
+    if status is None:
+        return CtrlrInfo("", 0, 0, 0, 0, 0, False)
     return CtrlrInfo(
         status.bdf,
         status.nclients_ctrlr,
@@ -435,7 +469,7 @@ def _ctrlr_info(status: Status) -> CtrlrInfo:
         status.nqueues,
         status.nsq_total,
         status.ncq_total,
-        True,
+        not number,
     )
 
 

@@ -41,6 +41,14 @@ CAP = (MAX_DEPTH - 1) | 1 << 16 | (TIMEOUT_MS // 500) << 24 | 1 << 37
 VS = 0x00010400
 CC = 1 | 6 << 16 | 4 << 20
 """Section 3.1.5: enabled, entries of 64 and 16 bytes. The server owns it; what clients write there has no effect."""
+REGISTERS = (
+    (nvme.CAP, CAP & 0xFFFFFFFF),
+    (nvme.CAP + 1, CAP >> 32),
+    (nvme.VS, VS),
+    (nvme.CC, CC),
+    (nvme.CSTS, nvme.CSTS_RDY),
+)
+"""What clients read of a controller that works: numbers of 32-bit words of BAR0, and their values."""
 
 _LBA_SHIFTS = (9, 12)
 _ERROR_ENTRIES = 64
@@ -220,9 +228,8 @@ class Controller:
             nvme.DELETE_SQ: self._delete_sq,
             nvme.DELETE_CQ: self._delete_cq,
         }
-        for word, value in ((nvme.CAP, CAP & 0xFFFFFFFF), (nvme.CAP + 1, CAP >> 32), (nvme.VS, VS), (nvme.CC, CC)):
+        for word, value in REGISTERS:
             bar0[word] = value
-        bar0[nvme.CSTS] = nvme.CSTS_RDY
 
     @property
     def busy(self) -> bool:

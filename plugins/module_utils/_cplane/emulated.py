@@ -6,7 +6,7 @@
 The process is forked before the server has any thread, dies with it (PR_SET_PDEATHSIG), shares only the heap, BAR0
 and a control socket, and ignores the signals that are meant for the server. With no I/O queue it blocks on that
 socket. With one it spins for 200 us after the last command, and then naps for a twentieth of the time that it has been
-idle, up to 5 ms.
+idle, up to 20 ms.
 """
 
 from __future__ import annotations
@@ -27,18 +27,29 @@ import struct
 import sys
 import time
 from collections import deque
-from typing import Deque, List, NoReturn, Optional, Tuple
+from typing import Deque, Iterable, List, NoReturn, Optional, Tuple
 
 from . import nvme
 from .backend import Backend
 from .config import EmulatedConfig
-from .controller import BAR0_NBYTES, CAP, CC, MAX_DEPTH, TIMEOUT_MS, Controller, FileStore, MemoryStore, Store
+from .controller import (
+    BAR0_NBYTES,
+    CAP,
+    CC,
+    MAX_DEPTH,
+    REGISTERS,
+    TIMEOUT_MS,
+    Controller,
+    FileStore,
+    MemoryStore,
+    Store,
+)
 from .errors import ConfigError
 from .heap import Heap, sealed_memfd
 
 SPIN = 200e-6
 NAP_SHARE = 20
-NAP_MAX = 5e-3
+NAP_MAX = 20e-3
 _LOOK_AT_SOCKET = 1e-3
 """How often a busy controller looks whether the server wants something, in seconds."""
 _STOP_TIME = 0.5
@@ -112,16 +123,24 @@ class EmulatedBackend(Backend):
         for opcode in (nvme.DELETE_SQ, nvme.DELETE_CQ):
             self._own(nvme.command(opcode, cdw10=qid), allowed=nvme.INVALID_QUEUE_ID)
 
+    def restore_registers(self) -> None:
+        """Single 32-bit stores of what is there anyway, so that a client which reads meanwhile sees no other value."""
+        self._store(REGISTERS)
+
     def mark_dead(self) -> str:
         """Reap the process, and say in CSTS what clients that poll must know (section 3.1.6, CFS)."""
         self._dead = True
         self.nsq_total = self.ncq_total = 0
-        with mmap.mmap(self.bar0_fd, self.bar0_nbytes) as bar0, memoryview(bar0) as view, view.cast("I") as words:
-            words[nvme.CSTS] = nvme.CSTS_RDY | nvme.CSTS_CFS
+        self._store([(nvme.CSTS, nvme.CSTS_RDY | nvme.CSTS_CFS)])
         _pid, status = os.waitpid(self.pid, 0)
         if os.WIFSIGNALED(status):
             return f"process {self.pid} was killed by signal {os.WTERMSIG(status)}"
         return f"process {self.pid} exited with status {os.WEXITSTATUS(status)}"
+
+    def _store(self, registers: Iterable[Tuple[int, int]]) -> None:
+        with mmap.mmap(self.bar0_fd, self.bar0_nbytes) as bar0, memoryview(bar0) as view, view.cast("I") as words:
+            for word, value in registers:
+                words[word] = value
 
     def interrupt(self) -> None:
         """The process ends when its control socket does."""

@@ -38,8 +38,10 @@ def find_controller(connection: Connection, uri: Optional[str]) -> int:
     """Return the index of the controller ``uri``, or of the first one; raises ConfigError when it is not there."""
     if uri is None:
         return 0
-    for index in range(connection.status(0).ndevs):
-        if connection.status(index).bdf == uri:
+    first, _number = connection.try_status(0)
+    for index in range(first.ndevs if first else 0):
+        found, _number = connection.try_status(index)
+        if found is not None and found.bdf == uri:
             return index
     raise ConfigError(f"{connection.path} does not serve {uri}")
 

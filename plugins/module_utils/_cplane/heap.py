@@ -188,6 +188,15 @@ class Heap:
         """Put data in place, such as a record."""
         self.view[offset : offset + len(data)] = data
 
+    def restore(self, offset: int, data: bytes) -> None:
+        """Put the same data in place again, in single 32-bit stores: whoever reads meanwhile sees no other value.
+
+        Both must be multiples of four, as they are for records and descriptors.
+        """
+        with self.view.cast("I") as words:
+            for word, (value,) in enumerate(struct.iter_unpack("<I", data), offset // 4):
+                words[word] = value
+
     def close(self) -> None:
         """Let go of the memory; clients keep what they have mapped."""
         self.view.release()

@@ -26,7 +26,8 @@ from typing import FrozenSet, Optional, Tuple, Type
 from .client import socket_path
 from .errors import AlreadyServed, ConfigError, CplaneError, UnsafePath, errno_name
 
-BACKLOG = 128
+BACKLOG = 1024
+"""Connections that may wait to be accepted; the system may allow fewer."""
 _LOCK_TIME = 5.0
 """How long to wait for another start or stop of the same id, in seconds."""
 _PEERCRED = struct.Struct("3i")

@@ -7,6 +7,10 @@ The loop never waits for a controller. What reaches one (queues, admin commands)
 thread, one at a time for each connection, and a connection is not read while its job runs; the loop takes the result
 and does the accounting. Nothing is therefore shared between threads but two queues. Everything is bounded: the
 connections, what one may hold, what waits for a thread, and how long a peer may leave its replies unread.
+
+A client that is gone holds nothing that its job does not need: a job that waits for its turn is taken back, so that a
+thread has at most one job a connection and one deletion a queue before it. What a running job may still touch is
+kept until it is done.
 """
 
 from __future__ import annotations
@@ -14,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import queue
 import select
 import signal
 import socket
@@ -45,6 +48,8 @@ PRP_NBYTES = 4 << 20
 PAIR_NBYTES = 2 * QUEUE_NBYTES + PRP_NBYTES
 SEND_TIME = 5.0
 """How long a peer may leave its replies unread before it is let go, in seconds."""
+IDLE_TIME = 5.0
+"""How long a connection without a whole request may keep its place when a newcomer needs it, in seconds."""
 _ZERO_INLINE = 256 << 10
 """Buffers above this size are cleared by a thread, so that the loop does not stand still."""
 _FREE_AT_ONCE = 512
@@ -115,15 +120,18 @@ class _Client:
 
     __slots__ = (
         "buffers",
-        "busy",
         "deadline",
+        "deleting",
         "devices",
         "events",
         "fd",
         "gone",
+        "job",
         "out",
+        "out_fds",
         "pairs",
         "received",
+        "since",
         "sock",
         "taken",
     )
@@ -132,15 +140,25 @@ class _Client:
         self.sock = sock
         self.fd = sock.fileno()
         self.received = b""
+        self.since = time.monotonic()  # when it connected, or the first byte of its last message came
         self.taken = -1  # the descriptor that came with the request
         self.out = b""  # what is left of a reply that did not fit
+        self.out_fds: Sequence[int] = ()  # the server's own, to be passed with its first byte
         self.deadline = 0.0
         self.events = int(select.EPOLLIN)
-        self.busy = False  # a thread has a job of it
+        self.job: Optional[_Job] = None  # what a thread has to do for it
+        self.deleting = 0  # queue pairs that are no longer in pairs, but still on their controller
         self.gone = False
         self.devices: Set[int] = set()
         self.pairs: Dict[Tuple[int, int], _Pair] = {}
         self.buffers: Dict[int, int] = {}
+
+    @property
+    def expendable(self) -> bool:
+        """Whether it does nothing and holds nothing, or does not finish its message."""
+        if self.job is not None or self.out:
+            return False
+        return bool(self.received) or not (self.devices or self.pairs or self.buffers)
 
     def drop_descriptor(self) -> None:
         """Close the descriptor of the current request."""
@@ -149,29 +167,51 @@ class _Client:
             self.taken = -1
 
 
-class _Job(NamedTuple):
+class _Job:
     """Work for a thread, and what the loop does with its result."""
 
-    work: Callable[[], Optional[bytes]]
-    done: Callable[[Result], None]
+    __slots__ = ("done", "touches_buffers", "work", "worker")
+
+    def __init__(
+        self,
+        worker: _Worker,
+        work: Callable[[], Optional[bytes]],
+        done: Callable[[Result], None],
+        touches_buffers: bool = True,
+    ) -> None:
+        self.worker = worker
+        self.work = work
+        self.done = done
+        self.touches_buffers = touches_buffers  # whether buffers of its client may be written to while it runs
 
 
 class _Worker:
     """A thread that runs jobs one after the other and hands results to the loop."""
 
     def __init__(self, name: str, finish: Callable[[Callable[[Result], None], Result], None]) -> None:
-        self._jobs: queue.SimpleQueue[Optional[_Job]] = queue.SimpleQueue()
+        self._jobs: Deque[Optional[_Job]] = deque()
+        self._changed = threading.Condition()
         self._finish = finish
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, job: _Job) -> None:
+    def submit(self, job: Optional[_Job]) -> None:
         """Have a job run after all that were submitted before."""
-        self._jobs.put(job)
+        with self._changed:
+            self._jobs.append(job)
+            self._changed.notify()
+
+    def take_back(self, job: _Job) -> bool:
+        """Forget a job that has not started; returns False when it has, and will be reported as usual."""
+        with self._changed:
+            if job not in self._jobs:
+                return False
+            self._jobs.remove(job)
+            return True
 
     def end(self) -> None:
         """Have the thread end, once the job that it runs is done."""
-        self._jobs.put(None)
+        self.submit(None)
 
     def join(self) -> None:
         """Wait for the thread to end."""
@@ -179,7 +219,7 @@ class _Worker:
 
     def _run(self) -> None:
         while True:
-            job = self._jobs.get()
+            job = self._next()
             if job is None:
                 return
             result: Result
@@ -192,13 +232,20 @@ class _Worker:
                 result = OSError(errno.EIO, str(error))
             self._finish(job.done, result)
 
+    def _next(self) -> Optional[_Job]:
+        with self._changed:
+            while not self._jobs:
+                self._changed.wait()
+            return self._jobs.popleft()
+
 
 class _Served:
     """A controller and the accounts that the loop keeps of it."""
 
-    def __init__(self, backend: Backend, record_offset: int, worker: _Worker) -> None:
+    def __init__(self, backend: Backend, record_offset: int, record: bytes, worker: _Worker) -> None:
         self.backend = backend
         self.record_offset = record_offset
+        self.record = record
         self.worker = worker
         self.free_qids = list(reversed(backend.qids))
         self.order = {qid: place for place, qid in enumerate(backend.qids)}
@@ -289,10 +336,10 @@ class _Server:
         self._backends: List[Backend] = []
         self._served: List[_Served] = []
         self._heap: Optional[Heap] = None
+        self._descriptor, self._desc_offset = b"", 0
         self._listener: Optional[Listener] = None
         self._memory: Optional[_Worker] = None
         self._clients: Dict[int, _Client] = {}
-        self._lingering = 0  # connections that are gone while their job still runs; they keep their place
         self._stalled: Set[_Client] = set()
         self._garbage: Deque[_Client] = deque()
         self._accept_again = 0.0
@@ -334,18 +381,18 @@ class _Server:
             raise CplaneError(
                 f"cannot get what {len(configs)} controllers of {heap_size} bytes of heap need: {error.strerror}"
             ) from None
-        descriptor = Descriptor(KIND_ARITHMETIC, self._heap.nbytes)
-        desc_offset = self._place(descriptor.pack())
+        self._descriptor = Descriptor(KIND_ARITHMETIC, self._heap.nbytes).pack()
+        self._desc_offset = self._place(self._descriptor)
         # Signals are the main thread's: a worker that takes one would not wake it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self._memory = _Worker("memory", self._finish)
             for backend in self._backends:
                 record = Record(
-                    backend.timeout_ms, backend.cap, backend.cc, self._heap.nbytes, desc_offset, backend.uri
-                )
+                    backend.timeout_ms, backend.cap, backend.cc, self._heap.nbytes, self._desc_offset, backend.uri
+                ).pack()
                 worker = _Worker(backend.label, self._finish)
-                self._served.append(_Served(backend, self._place(record.pack()), worker))
+                self._served.append(_Served(backend, self._place(record), record, worker))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -440,13 +487,27 @@ class _Server:
                 self._epoll.modify(fd, 0)
             return
         _pid, uid, gid = peer_of(sock)
-        if len(self._clients) + self._lingering >= MAX_CONNECTIONS or not self._access.allows(uid, gid):
+        if not self._access.allows(uid, gid) or not self._has_place():
             sock.close()
             return
         sock.setblocking(False)
         client = _Client(sock)
         self._clients[client.fd] = client
         self._epoll.register(client.fd, select.EPOLLIN)
+
+    def _has_place(self) -> bool:
+        """Whether one more connection fits, if need be in the place of one that is of no use to anybody."""
+        if len(self._clients) < MAX_CONNECTIONS:
+            return True
+        latest = time.monotonic() - IDLE_TIME
+        found = min(
+            (client for client in self._clients.values() if client.expendable and client.since <= latest),
+            key=lambda client: client.since,
+            default=None,
+        )
+        if found is not None:
+            self._drop(found)
+        return found is not None
 
     def _controlled(self, _fd: int) -> None:
         if not self._control.take_reload() or self._listener is None:
@@ -507,6 +568,8 @@ class _Server:
             return
         if client.received:
             data = client.received + data
+        else:
+            client.since = time.monotonic()
         if len(data) < wire.SIZE:
             client.received = data
             return
@@ -542,20 +605,15 @@ class _Server:
         reply.nfds = len(fds)
         data = reply.encode_reply()
         try:
-            if fds:
-                sent = client.sock.sendmsg([data], wire.rights(fds), socket.MSG_NOSIGNAL)
-            else:
-                sent = client.sock.send(data, socket.MSG_NOSIGNAL)
+            sent = _send(client.sock, data, fds)
         except BlockingIOError:
-            if fds:
-                self._drop(client)  # its descriptors would have to be kept for it; it has read nothing for long
-                return
             sent = 0
         except OSError:
             self._drop(client)
             return
         if sent < wire.SIZE:
             client.out = data[sent:]
+            client.out_fds = () if sent else fds
             client.deadline = time.monotonic() + SEND_TIME
             self._stalled.add(client)
             self._watch_for(client, select.EPOLLOUT)
@@ -564,13 +622,14 @@ class _Server:
 
     def _send_rest(self, client: _Client) -> None:
         try:
-            sent = client.sock.send(client.out, socket.MSG_NOSIGNAL)
+            sent = _send(client.sock, client.out, client.out_fds)
         except BlockingIOError:
             return
         except OSError:
             self._drop(client)
             return
         client.out = client.out[sent:]
+        client.out_fds = ()
         if not client.out:
             self._stalled.discard(client)
             self._watch_for(client, select.EPOLLIN)
@@ -582,7 +641,7 @@ class _Server:
             self._epoll.modify(client.fd, events)
 
     def _drop(self, client: _Client) -> None:
-        """End a connection; what it held is released once its job, if one runs, is done."""
+        """End a connection; its place is free at once, what it held as soon as its job does not need it."""
         client.gone = True
         del self._clients[client.fd]
         self._stalled.discard(client)
@@ -593,24 +652,23 @@ class _Server:
             self._served[index].nclients -= 1
         for index, _qid in client.pairs:
             self._served[index].nqueues -= 1
-        if client.busy:
-            self._lingering += 1
+        job = client.job
+        if job is not None and job.worker.take_back(job):
+            job.done(OSError(errno.ECANCELED, "the client is gone"))
         else:
             self._release(client)
 
     def _release(self, client: _Client) -> None:
         """Delete the queues of a client that is gone, then free its buffers: a controller may still write to them."""
-        waiting = len(client.pairs)
+        while client.pairs:
+            (index, _qid), pair = client.pairs.popitem()
+            self._delete(client, self._served[index], pair)
+        self._settle(client)
 
-        def one_deleted() -> None:
-            nonlocal waiting
-            waiting -= 1
-            if not waiting:
-                self._free_buffers(client)
-
-        for (index, _qid), pair in client.pairs.items():
-            self._delete(self._served[index], pair, one_deleted)
-        if not waiting:
+    def _settle(self, client: _Client) -> None:
+        """Free the buffers of a client that is gone once no controller can reach them for it any more."""
+        in_use = client.deleting or (client.job is not None and client.job.touches_buffers)
+        if client.gone and client.buffers and not in_use:
             self._free_buffers(client)
 
     def _free_buffers(self, client: _Client) -> None:
@@ -620,17 +678,19 @@ class _Server:
         if client.buffers:
             self._garbage.append(client)
 
-    def _delete(self, served: _Served, pair: _Pair, then: Callable[[], None]) -> None:
-        """Delete a queue pair of which nobody knows any more; as long as the controller does not answer, try again."""
+    def _delete(self, client: _Client, served: _Served, pair: _Pair) -> None:
+        """Delete a queue pair that its client may no longer use; while the controller does not answer, try again."""
 
         def done(result: Result) -> None:
             if isinstance(result, OSError) and result.errno == errno.ETIMEDOUT:
                 served.worker.submit(job)
                 return
             self._free_pair(served, pair, result)
-            then()
+            client.deleting -= 1
+            self._settle(client)
 
-        job = _Job(lambda: served.backend.delete_queue_pair(pair.qid), done)
+        client.deleting += 1
+        job = _Job(served.worker, lambda: served.backend.delete_queue_pair(pair.qid), done)
         served.worker.submit(job)
 
     def _free_pair(self, served: _Served, pair: _Pair, result: Result = None) -> None:
@@ -642,28 +702,26 @@ class _Server:
         served.give_qid(pair.qid)
 
     def _start(
-        self, client: _Client, worker: _Worker, work: Callable[[], Optional[bytes]], done: Callable[[Result], Message]
+        self,
+        client: _Client,
+        worker: _Worker,
+        work: Callable[[], Optional[bytes]],
+        done: Callable[[Result], Message],
+        touches_buffers: bool = True,
     ) -> None:
         """Give a request to a thread; until its reply is sent, the connection is not read."""
 
         def finished(result: Result) -> None:
-            client.busy = False
+            client.job = None
             reply = done(result)
             if client.gone:
-                self._lingering -= 1
                 self._release(client)
             else:
                 self._reply(client, reply)
 
-        def wanted() -> Optional[bytes]:
-            # Not worth the controller's time when the client died while it waited for its turn.
-            if client.gone:
-                raise OSError(errno.ECANCELED, "the client is gone")
-            return work()
-
-        client.busy = True
+        client.job = _Job(worker, work, finished, touches_buffers)
         self._watch_for(client, 0)
-        worker.submit(_Job(wanted, finished))
+        worker.submit(client.job)
 
     # -- operations -----------------------------------------------------------------------------------------------
     # Replies to what a controller's thread does carry index 0, as those of the reference server.
@@ -687,6 +745,10 @@ class _Server:
             client.devices.add(request.index)
             served.nclients += 1
         backend = served.backend
+        # What an earlier client may have overwritten must not mislead this one.
+        backend.restore_registers()
+        self.heap.restore(served.record_offset, served.record)
+        self.heap.restore(self._desc_offset, self._descriptor)
         reply = Message(
             Op.INIT_CONNECTION,
             request.index,
@@ -700,6 +762,7 @@ class _Server:
         return None
 
     def _status(self, client: _Client, request: Message) -> Message:
+        """Everything is told of a dead controller, too, but as a failure: no client takes it for one that works."""
         served = self._controller(request)
         return Message(
             Op.STATUS,
@@ -713,6 +776,7 @@ class _Server:
                 "ncq_total": served.backend.ncq_total,
                 "bdf": served.bdf,
             },
+            status=0 if served.backend.nsq_total else -errno.EIO,
         )
 
     def _alloc_ioqpair(self, client: _Client, request: Message) -> None:
@@ -733,7 +797,7 @@ class _Server:
 
         def done(result: Result) -> Message:
             if isinstance(result, OSError):
-                self._pair_failed(served, pair, result)
+                self._pair_failed(client, served, pair, result)
                 return _failure(Op.ALLOC_IOQPAIR, result)
             client.pairs[(index, pair.qid)] = pair
             if not client.gone:
@@ -752,10 +816,10 @@ class _Server:
 
         self._start(client, served.worker, work, done)
 
-    def _pair_failed(self, served: _Served, pair: _Pair, error: OSError) -> None:
+    def _pair_failed(self, client: _Client, served: _Served, pair: _Pair, error: OSError) -> None:
         if error.errno == errno.ETIMEDOUT:
             # The controller may still create it, and use its memory: only a delete that worked ends that.
-            self._delete(served, pair, lambda: None)
+            self._delete(client, served, pair)
         else:
             self._free_pair(served, pair)
 
@@ -770,7 +834,7 @@ class _Server:
 
         def done(result: Result) -> Message:
             if isinstance(result, OSError) and result.errno in (errno.ETIMEDOUT, errno.ECANCELED):
-                self._delete(served, pair, lambda: None)
+                self._delete(client, served, pair)
             else:
                 self._free_pair(served, pair, result)
             if isinstance(result, OSError) and result.errno == errno.ETIMEDOUT:
@@ -782,13 +846,16 @@ class _Server:
     def _admin(self, client: _Client, request: Message) -> None:
         served = self._controller(request)
         command = request.data("command")
+        # Bits 1:0 of an opcode say whether data is transferred (NVM Express Base Specification 1.4, figure 139);
+        # MPTR, PRP1 and PRP2 say where to.
+        transfers = bool(command[0] & 3) and any(command[16:40])
 
         def done(result: Result) -> Message:
             if isinstance(result, bytes):
                 return Message(Op.ADMIN_CMD, 0, {"completion": result})
             return _failure(Op.ADMIN_CMD, result)
 
-        self._start(client, served.worker, lambda: served.backend.admin(command), done)
+        self._start(client, served.worker, lambda: served.backend.admin(command), done, transfers)
 
     def _allocate(self, nbytes: int) -> int:
         try:
@@ -840,6 +907,13 @@ def _there(thing: Optional[_Thing]) -> _Thing:
     if thing is None:
         raise RuntimeError("the server is not open")
     return thing
+
+
+def _send(sock: socket.socket, data: bytes, fds: Sequence[int]) -> int:
+    """Send what fits, with descriptors beside the first byte; raises BlockingIOError when nothing does."""
+    if fds:
+        return sock.sendmsg([data], wire.rights(fds), socket.MSG_NOSIGNAL)
+    return sock.send(data, socket.MSG_NOSIGNAL)
 
 
 def _failure(op: Op, result: Result) -> Message:

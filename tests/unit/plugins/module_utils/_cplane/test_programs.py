@@ -26,6 +26,7 @@ from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import (
     bundle,
     client,
     cplaned,
+    example,
     nvme,
     process,
     qpair,
@@ -89,6 +90,28 @@ def test_status_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixture
         "homi_id: 9\nserver_running: true\nready: false\ncontrollers: []\n"
         "# ERR: 'status': {errno: -71, msg: 'Protocol error'}\n"
     )
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_status_of_a_dead_controller(
+    start: Callable[..., Any], wait_for: Callable[..., Any], capsys: pytest.CaptureFixture[str], victim: int
+) -> None:
+    """It is listed by its name, but neither readable nor initialized, and the server is not ready."""
+    server = start("emu:a", "emu:b")
+    directory = str(server.directory)
+    before = client.read_server(7, directory).controllers
+    os.kill(server.children()[victim], signal.SIGKILL)
+    wait_for(lambda: not client.read_server(7, directory).controllers[victim].initialized)
+    found = client.read_server(7, directory).controllers
+    assert [controller.uri for controller in found] == [controller.uri for controller in before]
+    assert found[1 - victim] == before[1 - victim]
+    assert found[victim].nsq_total == 0
+    assert client.get_ctrlr_info(before[victim].uri, directory) == found[victim]
+    with client.connect(7, directory) as connection:
+        assert example.find_controller(connection, before[1 - victim].uri) == 1 - victim
+    assert cplaned.main(["status", "--homi-id", "7", "--directory", directory]) == 1
+    text = capsys.readouterr().out
+    assert (text.count("readable: false"), text.count("initialized: false")) == (1, 1)
 
 
 def test_status_of_a_server(start: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:

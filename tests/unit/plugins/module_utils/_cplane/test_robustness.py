@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -15,9 +16,16 @@ import socket
 import struct
 import time
 from pathlib import Path
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable, Iterator, List, Tuple
 
 import pytest
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import emulated
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.config import EmulatedConfig
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.controller import (
+    BAR0_NBYTES,
+    Controller,
+    MemoryStore,
+)
 
 REQUESTS = 104
 
@@ -178,6 +186,26 @@ def test_a_client_that_reads_no_descriptors(
         wait_for(lambda: server.counts() == before)
 
 
+def test_a_client_that_reads_descriptors_late(start: Callable[..., Any], raw: Callable[..., Any]) -> None:
+    """Gets every reply with its own, while the server reads no further requests of it."""
+    server = start("emu:a")
+    with raw(server) as other, raw(server) as late:
+        late.sock.settimeout(0.3)
+        sent = 0
+        with contextlib.suppress(socket.timeout):
+            while True:
+                late.sock.sendall(late.request(1))
+                sent += 1
+        assert status_times(other)[180] < 0.05
+        late.sock.settimeout(20)
+        for _unused in range(sent):
+            data, fds = late.reply()
+            for fd in fds:
+                os.close(fd)
+            assert (len(data), data[:4], len(fds)) == (104, b"\x01\0\0\0", 2)
+        assert other.status()["nclients"] == 1
+
+
 def test_garbage(start: Callable[..., Any], raw: Callable[..., Any], wait_for: Callable[..., Any]) -> None:
     """Random bytes end in errors or in a closed connection, never in a leak."""
     server = start("emu:a")
@@ -266,6 +294,35 @@ def test_the_65th_connection(start: Callable[..., Any], raw: Callable[..., Any])
         client.close()
 
 
+def test_connections_of_no_use_give_way(
+    start: Callable[..., Any], raw: Callable[..., Any], wait_for: Callable[..., Any]
+) -> None:
+    """Half messages and silence keep nobody out for longer than five seconds; who holds something stays."""
+    server = start("emu:a")
+    client = raw(server)
+    client.init(0)
+    useless = [raw(server) for _unused in range(63)]
+    for connection in useless[:60]:
+        connection.sock.sendall(connection.request(7)[:60])
+    assert useless[62].status()["nclients"] == 63
+
+    def newcomer() -> Any:
+        late = raw(server)
+        with contextlib.suppress(BrokenPipeError):
+            late.sock.sendall(late.request(7))
+            if len(late.reply()[0]) == 104:
+                return late
+        late.close()
+        return None
+
+    begin = time.monotonic()
+    newcomers = [wait_for(newcomer) for _unused in range(63)]
+    assert time.monotonic() - begin > 4
+    assert client.status()["nclients_ctrlr"] == 1
+    for connection in (client, *useless, *newcomers):
+        connection.close()
+
+
 def test_doorbells_and_entries_that_make_no_sense(
     start: Callable[..., Any], raw: Callable[..., Any], raw_queue: Callable[..., Any]
 ) -> None:
@@ -313,12 +370,17 @@ def test_clients_cannot_fool_the_server_through_the_heap(
     server = start("emu:a", arguments=("--heap-size", str(10 << 20)))
     with raw(server) as client, raw(server) as other:
         record, heap, bar0 = client.init(0)
+        (descriptor,) = struct.unpack_from("<Q", heap, record + 32)
+        told = bytes(heap[record : record + 56]), bytes(heap[descriptor : descriptor + 32])
+        registers = [bar0[word] for word in (0, 1, 2, 5, 7)]
         client.pair(0, 16)
         heap[:] = b"\xff" * len(heap)
         for word in range(len(bar0)):
             bar0[word] = 0xFFFFFFFF
-        again, _unused, _unused = other.init(0)
+        again, seen, bar0 = other.init(0)
         assert again == record
+        assert (bytes(seen[record : record + 56]), bytes(seen[descriptor : descriptor + 32])) == told
+        assert [bar0[word] for word in (0, 1, 2, 5, 7)] == registers
         queue = raw_queue(other, 0, *other.init(0)[1:], 16)
         assert queue.do(0) == 0
 
@@ -385,6 +447,149 @@ def test_a_client_that_dies_during_a_format(
         assert time.monotonic() - begin < 2.5
 
 
+def identify_command(target: int) -> bytes:
+    """Identify Controller into the heap at this offset."""
+    data = bytearray(64)
+    struct.pack_into("<BBHIQQQQQI", data, 0, 6, 0, 9, 0, 0, 0, target, 0, 1, 0)
+    return bytes(data)
+
+
+@contextlib.contextmanager
+def formatting(raw: Callable[..., Any], server: Any) -> Iterator[Any]:
+    """Controller 0 formats for as long as this lasts; its connection is given."""
+    with raw(server) as busy:
+        busy.sock.sendall(busy.request(4, 0, command=("64s", 24, format_command())))
+        with raw(server) as other:
+            other.status()
+        yield busy
+
+
+def test_dead_clients_that_wait_for_a_format_keep_no_place(
+    start: Callable[..., Any], raw: Callable[..., Any], wait_for: Callable[..., Any]
+) -> None:
+    """However many of them there were."""
+    server = start("emu:a?format_time=60", "emu:b")
+    with formatting(raw, server), raw(server) as other:
+        other.status()
+        before = server.counts()
+        for _unused in range(200):
+            with raw(server) as client:
+                client.sock.sendall(client.request(4, 0, command=("64s", 24, identify_command(4096))))
+                other.status()  # so that the server has read it
+        clients = [raw(server) for _unused in range(62)]
+        assert [client.status(1)["status"] for client in clients] == [0] * 62
+        for client in clients:
+            client.close()
+        wait_for(lambda: server.counts() == before)
+
+
+def admin_without_data(client: Any) -> None:
+    """Which waits for its turn."""
+    client.sock.sendall(client.request(4, 0, command=("64s", 24, format_command())))
+
+
+def admin_with_data(client: Any) -> None:
+    """To a buffer of its own, and which waits for its turn."""
+    client.sock.sendall(client.request(4, 0, command=("64s", 24, identify_command(client.buffer(4096)))))
+
+
+def queue_pair(client: Any) -> None:
+    """On the controller that is busy."""
+    client.init(0)
+    client.sock.sendall(client.request(2, 0, depth=("H", 56, 16)))
+
+
+@pytest.mark.parametrize("waits_for", [admin_without_data, admin_with_data, queue_pair])
+def test_a_dead_client_that_waits_for_a_format_frees_the_rest(
+    start: Callable[..., Any], raw: Callable[..., Any], wait_for: Callable[..., Any], waits_for: Callable[[Any], None]
+) -> None:
+    """Its queues on the other controller, and then its buffers, while the Format still runs."""
+    server = start("emu:a?format_time=60", "emu:b?queues=3", arguments=("--heap-size", str(20 << 20)))
+    with raw(server) as other:
+        other.init(1)
+        free = largest_buffer(other)
+        with formatting(raw, server), raw(server) as client:
+            client.init(1)
+            client.buffer(8 << 20)
+            for _unused in range(3):
+                client.pair(1, 16)
+            waits_for(client)
+            assert other.ask(2, 1, depth=("H", 56, 16))[0] == -errno.ENOSPC
+            client.close()
+            wait_for(lambda: largest_buffer(other) == free)
+            for _unused in range(3):
+                other.pair(1, 16)
+
+
+def test_a_client_that_dies_during_its_own_format_frees_the_rest(
+    start: Callable[..., Any], raw: Callable[..., Any], wait_for: Callable[..., Any]
+) -> None:
+    """A Format transfers no data, whatever its entry says."""
+    server = start("emu:a?format_time=60", "emu:b?queues=3", arguments=("--heap-size", str(20 << 20)))
+    with raw(server) as other:
+        other.init(1)
+        free = largest_buffer(other)
+        with raw(server) as client:
+            client.init(1)
+            client.buffer(8 << 20)
+            client.pair(1, 16)
+            command = bytearray(format_command())
+            struct.pack_into("<Q", command, 24, 8192)
+            client.sock.sendall(client.request(4, 0, command=("64s", 24, bytes(command))))
+            other.status()
+            client.close()
+            wait_for(lambda: largest_buffer(other) == free)
+            for _unused in range(3):
+                other.pair(1, 16)
+
+
+def test_memory_that_a_busy_controller_may_reach_is_kept(
+    start: Callable[..., Any], raw: Callable[..., Any], wait_for: Callable[..., Any]
+) -> None:
+    """Buffers of a client with a queue there, also one whose deletion was taken back; all is freed afterwards."""
+    server = start("emu:a?format_time=1", "emu:b", arguments=("--heap-size", str(20 << 20)))
+    with raw(server) as other:
+        other.init(1)
+        free = largest_buffer(other)
+        with raw(server) as client:
+            client.init(0)
+            client.buffer(8 << 20)
+            qid = client.pair(0, 16)[3]
+            with formatting(raw, server) as busy:
+                client.sock.sendall(client.request(3, 0, qid=("I", 24, qid)))
+                other.status()
+                client.close()
+                wait_for(lambda: other.status()["nclients"] == 1)
+                assert largest_buffer(other) < free - 8
+                assert other.status()["nqueues"] == 0
+                busy.reply()
+        wait_for(lambda: largest_buffer(other) == free)
+
+
+def test_a_buffer_that_a_running_command_may_fill_is_kept(
+    start: Callable[..., Any], raw: Callable[..., Any], wait_for: Callable[..., Any]
+) -> None:
+    """Until the controller answered, or did not in time."""
+    server = start("emu:a?timeout=1500ms", "emu:b", arguments=("--heap-size", str(20 << 20)))
+    victim = server.children()[0]
+    with raw(server) as other:
+        other.init(1)
+        free = largest_buffer(other)
+        with raw(server) as client:
+            client.init(1)
+            target = client.buffer(8 << 20)
+            os.kill(victim, signal.SIGSTOP)
+            try:
+                client.sock.sendall(client.request(4, 0, command=("64s", 24, identify_command(target))))
+                other.status()
+                client.close()
+                wait_for(lambda: other.status()["nclients"] == 0)
+                assert largest_buffer(other) < free - 4
+            finally:
+                os.kill(victim, signal.SIGCONT)
+        wait_for(lambda: largest_buffer(other) == free)
+
+
 def test_a_controller_that_is_killed(
     start: Callable[..., Any], raw: Callable[..., Any], raw_queue: Callable[..., Any], wait_for: Callable[..., Any]
 ) -> None:
@@ -401,7 +606,8 @@ def test_a_controller_that_is_killed(
         assert client.ask(2, 0, depth=("H", 56, 16))[0] == -errno.EIO
         assert client.ask(1, 0)[0] == -errno.EIO
         assert client.ask(3, 0, qid=("I", 24, victim.qid))[0] == 0
-        assert client.status(0)["nqueues"] == 0
+        found = client.status(0)
+        assert (found["status"], found["nqueues"], found["ndevs"]) == (-errno.EIO, 0, 2)
         assert client.status(1)["nsq_total"] == 64
         assert queue.do(0) == 0
     assert "emu:a" in server.errors()
@@ -491,6 +697,12 @@ def switches(server: Any) -> List[Tuple[str, List[str]]]:
     return sorted(found)
 
 
+def wakings(server: Any) -> int:
+    """How often its threads have stopped waiting."""
+    lines = [line for _name, lines in switches(server) for line in lines]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary"))
+
+
 def cpu_ticks(server: Any) -> int:
     """Clock ticks that the server and its controllers have used."""
     total = 0
@@ -503,14 +715,13 @@ def cpu_ticks(server: Any) -> int:
 def test_idle_servers_sleep(
     start: Callable[..., Any], raw: Callable[..., Any], raw_queue: Callable[..., Any], wait_for: Callable[..., Any]
 ) -> None:
-    """With no queue nothing wakes over ten seconds; with held queues it costs less than 2 % of a core."""
+    """With no queue nothing wakes over ten seconds; two with held queues cost less than 2 % of a core together."""
     still = start("emu:a", "emu:b", cplane_id=7)
-    held = start("emu:c", cplane_id=8)
+    held = start("emu:c", "emu:d", cplane_id=8)
     with raw(still) as one, raw(held) as two:
         one.init(0)
-        _unused, heap, bar0 = two.init(0)
-        queues = [raw_queue(two, 0, heap, bar0, 16) for _unused in range(2)]
-        assert queues[0].do(0) == 0
+        queues = [raw_queue(two, index, *two.init(index)[1:], 16) for index in (0, 0, 1)]
+        assert [queue.do(0) for queue in queues] == [0, 0, 0]
 
         def settled() -> bool:
             before = switches(still)
@@ -518,12 +729,27 @@ def test_idle_servers_sleep(
             return switches(still) == before
 
         wait_for(settled)
-        quiet, used, begin = switches(still), cpu_ticks(held), time.monotonic()
+        quiet, used, woken, begin = switches(still), cpu_ticks(held), wakings(held), time.monotonic()
         time.sleep(10.2)
         assert switches(still) == quiet
-        share = (cpu_ticks(held) - used) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - begin)
-        assert share < 0.02
-        assert queues[1].do(0) == 0
+        seconds = time.monotonic() - begin
+        assert (cpu_ticks(held) - used) / os.sysconf("SC_CLK_TCK") / seconds < 0.02
+        # A nap of 20 ms each; more only as they began to be idle.
+        assert (wakings(held) - woken) / seconds < 2 * 50 * 1.2
+        assert [queue.do(0) for queue in queues] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("idle", "nap"), [(0.0001, 0.0), (0.002, 0.0001), (0.1, 0.005), (0.3, 0.015), (0.5, 0.02), (3600.0, 0.02)]
+)
+def test_a_nap_is_a_twentieth_of_the_idle_time(idle: float, nap: float) -> None:
+    """So much later is the first command after a pause seen, at the most; never more than 20 ms."""
+    config = EmulatedConfig("a", size=4096)
+    words = memoryview(bytearray(BAR0_NBYTES)).cast("I")
+    controller = Controller(config, memoryview(bytearray(8192)), words, MemoryStore(4096))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert emulated._Process(controller, ours)._pause(idle, 1.0) == pytest.approx(nap)
 
 
 # -- the place of the socket --------------------------------------------------------------------------------------
