@@ -188,7 +188,8 @@ def _not_understood(cplane_id: int, have: Have) -> SharingError:
 def _not_proven(cplane_id: int, have: Have) -> SharingError:
     return CplaneError(
         f"control plane {cplane_id}: process {have.pid or 'unknown'} was not started by this module, and it cannot be "
-        "seen that it is the server; end the server by hand, or run as root"
+        "seen that it alone is the server; end the server by hand (by its supervisor or unit, if it has one), "
+        "or run as root"
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from .client import CtrlrInfo, ServerInfo, connect, read_server, socket_path
 from .errors import CplaneError, NotServed, UnsafePath, VersionMismatch
-from .holders import held_by
+from .holders import held_by, listens_alone
 from .managers import NATIVE, Record, Registry, SystemdManager
 from .process import Process
 from .wire import VERSION
@@ -100,7 +100,7 @@ def observe(cplane_id: int, socket_dir: str, registry: Optional[Registry], timeo
         record=record if ours else None,
         access=_access(socket_path(cplane_id, socket_dir)),
         left=0 if process is None else (held.connections if held else None),
-        proven=ours or _is_listener(pid, socket_dir),
+        proven=ours or _is_listener(pid, cplane_id, socket_dir),
     )
 
 
@@ -130,9 +130,13 @@ def _process(cplane_id: int, registry: Registry, record: Optional[Record]) -> Op
     return registry.process(cplane_id)
 
 
-def _is_listener(pid: Optional[int], socket_dir: str) -> bool:
-    held = held_by(pid, socket_dir) if pid else None
-    return held is not None and held.listening
+def _is_listener(pid: Optional[int], cplane_id: int, socket_dir: str) -> bool:
+    """Whether the process that once listened is the one that serves the id now.
+
+    Our server binds ``.ID.PID`` and moves it in place, the reference one binds the place itself.
+    """
+    names = rf"xnvme-homi-{cplane_id}\.sock|\.{cplane_id}\.[0-9]+"
+    return pid is not None and listens_alone(pid, socket_dir, names)
 
 
 def _access(path: str) -> Optional[Access]:

@@ -239,6 +239,20 @@ class Serving:
         if have.pid is not None and (have.process is None or have.process.pid != have.pid):
             self._stop_foreign(cplane_id, have.pid)
         self._registry.forget(cplane_id)
+        self._check_gone(cplane_id)
+
+    def _check_gone(self, cplane_id: int) -> None:
+        """A supervisor may have started the server again, or another one taken the place."""
+        have = Have()
+        for _last in Deadline(_SETTLE).pauses():
+            have = observe(cplane_id, self._socket_dir, self._registry)
+            if not have.alive and have.process is None:
+                return
+        pid = have.pid or (have.process.pid if have.process else None)
+        raise CplaneError(
+            f"control plane {cplane_id}: the server was stopped, but process {pid or 'unknown'} answers at its socket "
+            "now; stop what starts it again"
+        )
 
     def _drain(self, cplane_id: int) -> None:
         """Wait for clients to leave, and look a last time before the server is taken away from them."""

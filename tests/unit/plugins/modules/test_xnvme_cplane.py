@@ -453,3 +453,33 @@ def test_the_wire_server_is_found_by_our_client(lab: Lab) -> None:
     lab.foreign("0000:01:00.0", "0000:02:00.0")
     seen = client.read_server(7, str(lab.sockets))
     assert [one.uri for one in seen.controllers] == ["0000:01:00.0", "0000:02:00.0"]
+
+
+def test_a_number_that_another_server_got_is_never_ended(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.foreign("0000:01:00.0")
+    stranger = lab.foreign("0000:02:00.0", cplane_id=8)
+    peer = client.Connection.peer
+    monkeypatch.setattr(
+        client.Connection, "peer", lambda self: peer(self)._replace(pid=stranger) if "-7." in self.path else peer(self)
+    )
+    lab.refused(f"process {stranger}", "cannot be seen", state="stopped")
+    lab.refused(f"process {stranger}", "cannot be seen", state="stopped", force=True)
+    assert alive(stranger)
+    assert lab.served() is not None
+
+
+@pytest.mark.parametrize("option", ["--orphan", "--supervise"])
+def test_a_server_whose_listener_is_a_childs_too_is_not_ended(lab: Lab, option: str) -> None:
+    pid = lab.foreign("0000:01:00.0", arguments=[option])
+    if option == "--orphan":
+        wait_for(lambda: lab.ended(pid))
+    lab.refused(f"process {pid}", "cannot be seen", state="stopped", force=True)
+    assert lab.served() == pid
+    assert lab.ended(pid) == (option == "--orphan")
+
+
+def test_a_server_that_is_started_again_behind_our_back_is_told(lab: Lab) -> None:
+    pid = lab.foreign("0000:01:00.0", arguments=["--respawn"])
+    result = lab.bad("was stopped, but process", "starts it again", state="stopped")
+    assert (result.changed, result["server"]["alive"], lab.ended(pid)) == (False, True, True)
+    assert result["server"]["pid"] != pid
