@@ -282,8 +282,13 @@ class Serving:
         if have.record.kind == HOMI:
             self._set_access(wanted.cplane_id, means)
             return
-        self._manager(have.record.manager).reload(wanted.cplane_id)
-        self._await(wanted.cplane_id, "take its new settings", _SETTLE * 5, _has_access(means.access))
+        try:
+            self._manager(have.record.manager).reload(wanted.cplane_id)
+            self._await(wanted.cplane_id, "take its new settings", _SETTLE * 5, _has_access(means.access))
+        except SharingError:
+            # What was not taken is remembered as it was, so that the next run tries again.
+            self._registry.save(wanted.cplane_id, have.record)
+            raise
 
     def _set_access(self, cplane_id: int, means: Means) -> None:
         gid = None if means.access.gid == -1 else means.access.gid

@@ -13,9 +13,10 @@ import stat
 import threading
 from pathlib import Path
 from typing import Any, Iterator
+from unittest import mock
 
 import pytest
-from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import bundle, client
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import bundle, client, managers
 from ansible_collections.iofabric.sharing.tests.unit.plugins.modules.cplane.lab import (
     EMU,
     Lab,
@@ -192,6 +193,35 @@ def test_an_unknown_group_is_refused_and_pending_in_check_mode(lab: Lab) -> None
     assert lab.served() is None
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"socket_group": "no-such-group"},
+        {"socket_group": str(2**32)},
+        {"allow_uids": [2**32]},
+        {"allow_uids": [-1]},
+        {"socket_mode": "0999"},
+    ],
+)
+@pytest.mark.parametrize("state", ["started", "restarted"])
+def test_wrong_access_neither_stops_nor_changes_a_server(lab: Lab, wrong: Any, state: str) -> None:
+    pid = lab.good(controllers=[EMU])["server"]["pid"]
+    remembered = {path.name: path.read_bytes() for path in lab.state.iterdir()}
+    for controllers in ([EMU], ["emu:b"]):
+        result = lab.bad(*wrong, controllers=controllers, state=state, **wrong)
+        assert (result.changed, lab.served(), mode_of(lab)) == (False, pid, "0660")
+    assert {path.name: path.read_bytes() for path in lab.state.iterdir()} == remembered
+
+
+def test_access_that_the_server_does_not_take_fails_each_time(lab: Lab) -> None:
+    pid = lab.good(controllers=[EMU])["server"]["pid"]
+    settings = lab.state / "7.settings.json"
+    with mock.patch.object(managers.Registry, "save", lambda *_: settings.write_text("not json")):
+        result = lab.bad("take its new settings", "stay as they were", controllers=[EMU], socket_mode="0600")
+    assert (result.changed, mode_of(lab), lab.served()) == (False, "0660", pid)
+    lab.cycle("configure", controllers=[EMU], socket_mode="0600")
+
+
 @ROOT_ONLY
 def test_group_and_allow_list_are_seen_by_other_users(lab: Lab) -> None:
     lab.good(controllers=[EMU])
@@ -274,6 +304,15 @@ def test_many_servers_are_one_task(lab: Lab) -> None:
         ({"controllers": [EMU], "socket_mode": 432}, ["socket_mode", "quote it"]),
         ({"controllers": [EMU], "heap_size": "much"}, ["heap_size"]),
         ({"controllers": [EMU], "allow_uids": [-1]}, ["allow_uids"]),
+        ({"controllers": [EMU], "allow_uids": [2**32]}, ["allow_uids"]),
+        ({"controllers": [EMU], "socket_mode": "01660"}, ["socket_mode"]),
+        ({"controllers": [EMU], "socket_mode": "0668"}, ["socket_mode"]),
+        ({"controllers": [EMU], "socket_mode": "u=rw"}, ["socket_mode"]),
+        ({"controllers": [EMU], "socket_group": str(2**32 - 1)}, ["socket_group"]),
+        ({"controllers": [EMU], "socket_group": "9" * 6000}, ["socket_group"]),
+        ({"controllers": [EMU], "socket_group": "a\0b"}, ["socket_group"]),
+        ({"controllers": [EMU], "socket_group": "\u0665"}, ["socket_group"]),
+        ({"controllers": [EMU], "socket_group": "-1"}, ["socket_group"]),
         ({"controllers": [EMU], "server": "homi"}, ["emulated"]),
         ({"controllers": [EMU], "backend": "upcie"}, ["backend"]),
         ({"controllers": [EMU, "0000:81:00.0"]}, ["0000:81:00.0"]),

@@ -87,6 +87,15 @@ def test_groups(tmp_path: Path) -> None:
         managers.group_id(replace(WANTED, socket_group="no-such-group"), "process")
 
 
+def test_a_user_gives_a_socket_to_groups_of_their_own_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    monkeypatch.setattr(os, "getegid", lambda: 4711)
+    monkeypatch.setattr(os, "getgroups", lambda: [4712])
+    assert managers.group_id(replace(WANTED, socket_group="4712"), "process") == 4712
+    with pytest.raises(ConfigError, match="4713"):
+        managers.group_id(replace(WANTED, socket_group="4713"), "process")
+
+
 def test_access_is_given_to_sockets_only(tmp_path: Path) -> None:
     path = tmp_path / "place"
     path.touch(0o600)
