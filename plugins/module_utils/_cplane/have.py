@@ -35,7 +35,8 @@ class Have:
 
     ``server`` is None where nobody answers; ``problem`` says why what is there could not be understood. ``pid`` is who
     listens. ``process`` is the server that was started here and still runs, ``record`` what it was started with; a
-    server that answers without a record was started by somebody else. ``access`` is None where there is no socket.
+    server that answers without a record was started by somebody else. ``access`` and ``owner`` (a user's number) are
+    None where there is no socket.
     ``left`` counts the connections of a process that runs and does not answer on its socket, None where that cannot be
     counted; ``proven`` is false where it cannot be seen that ``pid`` is the server's.
     """
@@ -48,6 +49,7 @@ class Have:
     access: Optional[Access] = None
     left: Optional[int] = 0
     proven: bool = False
+    owner: Optional[int] = None
 
     @property
     def alive(self) -> bool:
@@ -65,6 +67,19 @@ class Have:
     def uris(self) -> Tuple[str, ...]:
         """The controllers that are served."""
         return tuple(sorted(controller.uri for controller in self.server.controllers)) if self.server else ()
+
+    @property
+    def ours(self) -> bool:
+        """Whether who listens is the server that was started here."""
+        return self.process is not None and self.pid == self.process.pid
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the socket that is served belongs to neither root nor this user, and is not of a server of ours.
+
+        The folder of sockets is open to everybody, so that a name in it says nothing.
+        """
+        return self.alive and not self.ours and self.owner not in (None, 0, os.geteuid())
 
     @property
     def dead(self) -> Tuple[str, ...]:
@@ -92,15 +107,17 @@ def observe(cplane_id: int, socket_dir: str, registry: Optional[Registry], timeo
     pid = server.peer.pid if server else _peer(cplane_id, socket_dir, problem)
     ours = process is not None and pid in (None, process.pid)
     held = held_by(process.pid, socket_dir) if process and pid is None else None
+    owner, access = _socket(socket_path(cplane_id, socket_dir))
     return Have(
         server=server,
         problem=problem,
         pid=pid,
         process=process,
         record=record if ours else None,
-        access=_access(socket_path(cplane_id, socket_dir)),
+        access=access,
         left=0 if process is None else (held.connections if held else None),
         proven=ours or _is_listener(pid, cplane_id, socket_dir),
+        owner=owner,
     )
 
 
@@ -139,12 +156,15 @@ def _is_listener(pid: Optional[int], cplane_id: int, socket_dir: str) -> bool:
     return pid is not None and listens_alone(pid, socket_dir, names)
 
 
-def _access(path: str) -> Optional[Access]:
+def _socket(path: str) -> Tuple[Optional[int], Optional[Access]]:
+    """Owner and access of a socket."""
     try:
         found = os.lstat(path)
     except OSError:
-        return None
-    return Access(stat.S_IMODE(found.st_mode), found.st_gid) if stat.S_ISSOCK(found.st_mode) else None
+        return None, None
+    if not stat.S_ISSOCK(found.st_mode):
+        return None, None
+    return found.st_uid, Access(stat.S_IMODE(found.st_mode), found.st_gid)
 
 
 def describe(cplane_id: int, have: Have) -> Dict[str, Any]:
@@ -155,6 +175,7 @@ def describe(cplane_id: int, have: Have) -> Dict[str, Any]:
         "cplane_id": cplane_id,
         "alive": have.alive,
         "pid": have.pid or (have.process.pid if have.process else None),
+        "owner": have.owner if have.alive else None,
         "version": VERSION if server else None,
         "protocol": _protocol(have),
         "connections": server.connections if server else (None if asked else 0),

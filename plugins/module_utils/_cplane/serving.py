@@ -323,7 +323,7 @@ def _predicted(target: Target) -> Dict[str, Any]:
     commands = target.decision.commands
     if target.decision.pending or not {START, STOP} & set(commands):
         return row
-    row.update(alive=START in commands, pid=None, version=None, protocol=None, error=None)
+    row.update(alive=START in commands, pid=None, owner=None, version=None, protocol=None, error=None)
     row.update(connections=0, clients=0, controllers=[])
     if target.wanted is not None and START in commands:
         asked = dict.fromkeys(("connections", "nsq_used", "ncq_used", "nsq_total", "ncq_total", "initialized"))

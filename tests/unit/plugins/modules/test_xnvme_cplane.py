@@ -67,6 +67,7 @@ def test_started_from_nothing_serves_and_says_so(lab: Lab) -> None:
         "cplane_id": 7,
         "alive": True,
         "pid": lab.served(),
+        "owner": os.geteuid(),
         "version": 4,
         "protocol": "ok",
         "connections": 1,
@@ -522,3 +523,22 @@ def test_a_server_that_is_started_again_behind_our_back_is_told(lab: Lab) -> Non
     result = lab.bad("was stopped, but process", "starts it again", state="stopped")
     assert (result.changed, result["server"]["alive"], lab.ended(pid)) == (False, True, True)
     assert result["server"]["pid"] != pid
+
+
+@ROOT_ONLY
+@pytest.mark.parametrize("args", [{}, {"state": "restarted"}, {"force": True}], ids=["started", "restarted", "force"])
+def test_a_socket_of_another_user_is_nothing_to_rely_on(lab: Lab, args: Any) -> None:
+    pid = lab.native(EMU)
+    os.chown(lab.path(), NOBODY, -1)
+    result = lab.refused(f"belongs to user {NOBODY}", "nothing was done", controllers=[EMU], **args)
+    assert (result["server"]["alive"], result["server"]["owner"], lab.served()) == (True, NOBODY, pid)
+    (told,) = lab.info()["servers"]
+    assert (told["alive"], told["owner"]) == (True, NOBODY)
+
+
+@ROOT_ONLY
+def test_our_own_server_is_known_whoever_has_its_socket(lab: Lab) -> None:
+    pid = lab.good(controllers=[EMU])["server"]["pid"]
+    os.chown(lab.path(), NOBODY, -1)
+    server = lab.cycle("none", controllers=[EMU])
+    assert (server["pid"], server["owner"]) == (pid, NOBODY)

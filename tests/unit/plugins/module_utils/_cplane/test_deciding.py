@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional, Tuple
@@ -84,6 +85,20 @@ def test_a_server_of_somebody_else_is_never_touched_by_started(have: Have, now: 
     if have.alive and have.record is None:
         assert decision.commands == ()
         assert (decision.error is None) == (have.uris == (URI,))
+
+
+@given(haves, means, st.booleans())
+def test_a_socket_of_another_user_is_refused_by_started_only(have: Have, now: Means, force: bool) -> None:
+    theirs = replace(have, owner=os.geteuid() + 1)
+    decision = decide_start(WANTED, theirs, Options(force=force), now)
+    if have.alive and not have.ours:
+        assert decision.commands == ()
+        assert decision.error is not None
+        assert f"user {os.geteuid() + 1}" in decision.error.message
+    else:
+        assert repr(decision) == repr(decide_start(WANTED, have, Options(force=force), now))
+    stopped = Options("stopped", force)
+    assert repr(decide_stop(7, theirs, stopped)) == repr(decide_stop(7, have, stopped))
 
 
 @given(haves, means)
