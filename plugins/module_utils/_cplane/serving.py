@@ -46,6 +46,7 @@ from .managers import (
     set_socket_access,
     unit_of,
 )
+from .preflight import check_startable
 from .process import end_process, identify, tail
 from .program import ProgramPlace
 from .wanted import Labels, Wanted, check_id, check_seconds, wanted_from
@@ -152,6 +153,8 @@ class Serving:
         decision = decide_start(wanted, have, self._options, means)
         if START in decision.commands:
             self._programs.check(means.kind)
+            if means.kind == NATIVE:
+                check_startable(wanted.controllers, wanted.heap_size)
             if means.manager == ProcessManager.name and not have.alive:
                 refuse_obstacle(socket_path(wanted.cplane_id, self._socket_dir))
         return Target(wanted.cplane_id, have, decision, wanted, means)

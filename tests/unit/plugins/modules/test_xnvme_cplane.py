@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import socket
 import stat
 import threading
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, List
 from unittest import mock
 
 import pytest
@@ -256,26 +257,54 @@ def test_force_restarts_for_other_drift(lab: Lab) -> None:
 # -- a server that does not come up ------------------------------------------------------------------------------------
 
 
-def test_a_server_that_dies_while_starting_says_why(lab: Lab) -> None:
-    result = lab.bad("while starting", "/nowhere/disk", controllers=["emu:a?path=/nowhere/disk&size=1M"])
-    assert "/nowhere/disk" in result["errors"][0]["output"]
+@pytest.fixture
+def in_use(tmp_path: Path) -> Iterator[str]:
+    """A controller whose file somebody else uses, which only its server's start shows."""
+    with (tmp_path / "disk").open("wb") as disk:
+        fcntl.flock(disk, fcntl.LOCK_EX)
+        yield f"emu:a?path={tmp_path}/disk&size=1M"
+
+
+def remembered(lab: Lab) -> List[str]:
+    return [path.name for path in lab.state.iterdir() if path.suffix in (".pid", ".json", ".new")]
+
+
+def test_a_server_that_dies_while_starting_says_why(lab: Lab, in_use: str) -> None:
+    result = lab.bad("while starting", "in use", controllers=[in_use])
+    assert "in use" in result["errors"][0]["output"]
     assert (result.changed, result["server"]["alive"], result["server"]["action"]) == (False, False, "none")
-    result = lab.bad("while starting", "heap", controllers=[EMU], heap_size="4K")
-    assert "heap" in result["errors"][0]["output"]
-    assert [path.name for path in lab.state.iterdir() if path.suffix in (".pid", ".json")] == []
+    assert remembered(lab) == []
     lab.cycle("start", controllers=[EMU])
 
 
-def test_a_restart_that_fails_says_what_it_changed(lab: Lab) -> None:
+def test_a_restart_that_fails_says_what_it_changed(lab: Lab, in_use: str) -> None:
     lab.good(controllers=[EMU])
-    result = lab.bad("while starting", controllers=["emu:a?path=/nowhere/disk&size=1M"])
+    result = lab.bad("while starting", controllers=[in_use])
     assert (result.changed, result["server"]["action"], result["server"]["alive"]) == (True, "stop", False)
+    assert remembered(lab) == []
 
 
-def test_many_servers_are_one_task(lab: Lab) -> None:
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"controllers": ["emu:a?path=/nowhere/disk&size=1M"]}, "no folder /nowhere"),
+        ({"controllers": ["emu:a?path=/dev/null"]}, "not a regular file"),
+        ({"controllers": [EMU], "heap_size": "4K"}, "heap_size"),
+        ({"controllers": [EMU, "emu:a?size=2M"]}, "named twice"),
+    ],
+)
+@pytest.mark.parametrize("state", ["started", "restarted"])
+def test_what_cannot_start_takes_no_server_away(lab: Lab, args: Any, words: str, state: str) -> None:
+    lab.refused(words, state=state, **args)
+    pid = lab.good(controllers=["emu:b?size=1M"])["server"]["pid"]
+    lab.refused(words, state=state, **args)
+    assert lab.served() == pid
+
+
+def test_many_servers_are_one_task(lab: Lab, in_use: str) -> None:
     servers = [
         {"cplane_id": 1, "controllers": [EMU]},
-        {"cplane_id": 2, "controllers": ["emu:a?path=/nowhere/disk&size=1M"]},
+        {"cplane_id": 2, "controllers": [in_use]},
         {"cplane_id": 3, "controllers": [81.0]},
         {"cplane_id": 4, "controllers": [EMU], "socket_mode": "0600"},
     ]
@@ -347,6 +376,26 @@ def test_a_file_and_a_link_are_refused_and_stay(lab: Lab) -> None:
     lab.refused("not a socket", controllers=[EMU])
     assert lab.good(state="stopped")["server"]["alive"] is False
     assert lab.path().is_symlink()
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("nowhere")])
+@pytest.mark.parametrize("state", ["started", "restarted"])
+def test_whatever_is_no_socket_is_refused_and_stays(lab: Lab, make: Any, state: str) -> None:
+    make(lab.path())
+    before = os.lstat(lab.path())
+    lab.refused("not a socket", controllers=[EMU], state=state)
+    assert lab.good(True, state="stopped")["server"] == lab.good(state="stopped")["server"]
+    assert os.path.samestat(os.lstat(lab.path()), before)
+
+
+def test_forced_stops_are_foreseen_in_full(lab: Lab) -> None:
+    lab.good(controllers=[EMU])
+    with lab.client():
+        check = lab.good(True, state="stopped", force=True)
+        apply = lab.good(state="stopped", force=True)
+    assert check["server"] == apply["server"]
+    assert (check["server"]["alive"], check["server"]["clients"], check["server"]["controllers"]) == (False, 0, [])
+    assert (check["server"]["protocol"], check["server"]["version"]) == (None, None)
 
 
 @ROOT_ONLY

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shlex
 import sys
@@ -107,8 +108,10 @@ def test_another_manager_waits_for_an_idle_server(lab: Units) -> None:
     assert lab.cycle("none", controllers=[EMU], manager="auto")["alive"] is True
 
 
-def test_a_unit_whose_server_does_not_serve_is_told(lab: Units) -> None:
-    result = lab.bad("did not serve", controllers=["emu:a?path=/nowhere/disk&size=1M"], timeout=0.5)
+def test_a_unit_whose_server_does_not_serve_is_told(lab: Units, tmp_path: Path) -> None:
+    with (tmp_path / "disk").open("wb") as disk:
+        fcntl.flock(disk, fcntl.LOCK_EX)
+        result = lab.bad("did not serve", controllers=[f"emu:a?path={tmp_path}/disk&size=1M"], timeout=0.5)
     assert (result.changed, result["server"]["alive"]) == (False, False)
     assert "journalctl -u xnvme-cplane@7.service" in result["msg"]
     assert lab.calls() == ["start", "stop"]
