@@ -182,7 +182,8 @@ class Registry:
 
     def forget(self, cplane_id: int) -> None:
         """Remove what was remembered, all but the log."""
-        for name in (f"{cplane_id}.json", f"{cplane_id}.settings.json", f"{cplane_id}.pid"):
+        remembered = (f"{cplane_id}.json", f"{cplane_id}.settings.json")
+        for name in (*remembered, *(f"{name}.new" for name in remembered), f"{cplane_id}.pid"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.path(name))
 
@@ -221,6 +222,10 @@ class ProcessManager:
     def stop(self, cplane_id: int, timeout: float, kill: bool) -> None:
         """Stop the server that was started here."""
         stop(self._registry.path(f"{cplane_id}.pid"), timeout, kill)
+
+    def process(self, cplane_id: int) -> Optional[Process]:
+        """The server that was started here and still runs."""
+        return self._registry.process(cplane_id)
 
     def reload(self, cplane_id: int) -> None:
         """Have our server read its settings again."""

@@ -221,8 +221,8 @@ class Serving:
 
     def _start(self, wanted: Wanted, _have: Have, means: Means) -> None:
         cplane_id, manager = wanted.cplane_id, self._manager(means.manager)
-        self._registry.save(cplane_id, record_of(wanted, means.kind, means.manager, self._programs))
         try:
+            self._registry.save(cplane_id, record_of(wanted, means.kind, means.manager, self._programs))
             manager.start(wanted, means.kind, self._timeout)
             self._await(cplane_id, "serve the wanted controllers", self._timeout, _serves(wanted))
             if means.kind == HOMI:
@@ -231,7 +231,9 @@ class Serving:
             # What does not serve as it should is not left half alive, and not remembered.
             with contextlib.suppress(SharingError):
                 manager.stop(cplane_id, self._timeout, True)
-                self._registry.forget(cplane_id)
+            with contextlib.suppress(SharingError):
+                if manager.process(cplane_id) is None:
+                    self._registry.forget(cplane_id)
             raise
 
     def _stop(self, cplane_id: int, have: Have) -> None:

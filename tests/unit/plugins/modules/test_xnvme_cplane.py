@@ -277,6 +277,14 @@ def test_a_server_that_dies_while_starting_says_why(lab: Lab, in_use: str) -> No
     lab.cycle("start", controllers=[EMU])
 
 
+def test_a_record_that_cannot_be_written_leaves_nothing(lab: Lab) -> None:
+    lab.state.mkdir()
+    (lab.state / "7.json.new").symlink_to("elsewhere")
+    lab.bad("cannot write", "7.json", controllers=[EMU])
+    assert (remembered(lab), lab.served()) == ([], None)
+    lab.cycle("start", controllers=[EMU])
+
+
 def test_a_restart_that_fails_says_what_it_changed(lab: Lab, in_use: str) -> None:
     lab.good(controllers=[EMU])
     result = lab.bad("while starting", controllers=[in_use])
