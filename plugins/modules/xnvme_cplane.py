@@ -275,7 +275,7 @@ servers:
       type: int
       sample: 0
     version:
-      description: Version of the wire format. Null where nobody answers in one that is known.
+      description: Version of the wire format. Null where nobody serves, or the server did not say it.
       type: int
       sample: 4
     protocol:
@@ -293,7 +293,9 @@ servers:
       type: int
       sample: 0
     restart_pending:
-      description: The server runs with other settings than the wanted ones, and has clients.
+      description:
+        - The server runs with other settings than the wanted ones, and has clients.
+        - M(iofabric.sharing.xnvme_cplane_info) knows no wanted ones and compares with what the server was started with.
       type: bool
     controllers:
       description: What the server says of its controllers.

@@ -89,6 +89,13 @@ class Have:
         return tuple(controller.uri for controller in self.server.controllers if not controller.nsq_total)
 
     @property
+    def drifted(self) -> bool:
+        """Whether our server no longer serves what it was started with."""
+        if self.server is None or self.record is None:
+            return False
+        return bool(self.dead) or self.uris != tuple(sorted(self.record.uris))
+
+    @property
     def state(self) -> str:
         """In words, for the diff."""
         if self.alive and self.server is None:
@@ -176,14 +183,20 @@ def describe(cplane_id: int, have: Have) -> Dict[str, Any]:
         "alive": have.alive,
         "pid": have.pid or (have.process.pid if have.process else None),
         "owner": have.owner if have.alive else None,
-        "version": VERSION if server else None,
+        "version": VERSION if server else _other_version(have.problem),
         "protocol": _protocol(have),
         "connections": server.connections if server else (None if asked else 0),
         "clients": None if asked else have.clients,
-        "restart_pending": False,
+        "restart_pending": have.drifted and bool(have.clients),
         "controllers": [describe_controller(have, controller) for controller in server.controllers] if server else [],
         "error": have.problem.message if have.problem else None,
     }
+
+
+def _other_version(problem: Optional[CplaneError]) -> Optional[int]:
+    """The version that a server answered in, where the client's error carries it."""
+    version = problem.details.get("version") if isinstance(problem, VersionMismatch) else None
+    return version if isinstance(version, int) else None
 
 
 def _protocol(have: Have) -> Optional[str]:

@@ -450,7 +450,9 @@ def test_a_server_whose_controller_died_is_restarted_when_idle(lab: Lab) -> None
     with lab.client():
         server = lab.cycle("none", controllers=[EMU, "emu:b"])
         assert (server["restart_pending"], server["pid"]) == (True, pid)
+        assert lab.info()["servers"][0]["restart_pending"] is True
     server = lab.cycle("stop, start", controllers=[EMU, "emu:b"])
+    assert lab.info()["servers"][0]["restart_pending"] is False
     assert [one["nsq_total"] for one in server["controllers"]] == [64, 64]
 
 
@@ -531,7 +533,8 @@ def test_a_server_that_cannot_be_understood_is_refused(lab: Lab, arguments: Any,
     pid = lab.foreign("0000:01:00.0", arguments=arguments)
     result = lab.bad("cannot be understood", words, check=protocol == "unknown", controllers=[EMU])
     server = result["server"]
-    assert (server["alive"], server["protocol"], server["version"]) == (True, protocol, None)
+    assert (server["alive"], server["protocol"]) == (True, protocol)
+    assert server["version"] in ((5, None) if protocol == "mismatch" else (None,))
     assert (server["connections"], server["clients"], server["controllers"]) == (None, None, [])
     assert server["pid"] == pid
     assert alive(pid)

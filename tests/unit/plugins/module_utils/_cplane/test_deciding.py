@@ -26,7 +26,7 @@ from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.errors im
     UnsafePath,
     VersionMismatch,
 )
-from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.have import Access, Have
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.have import Access, Have, describe
 from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.managers import Programs, Record, access_of
 from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.program import ProgramPlace
 from ansible_collections.iofabric.sharing.plugins.module_utils._plan import SharingError
@@ -213,3 +213,16 @@ def test_options_that_a_server_has_not_got_are_refused() -> None:
         check_kind(replace(REAL, allow_uids=(1,)), "homi")
     with pytest.raises(SharingError, match="backend"):
         check_kind(replace(WANTED, backend="upcie"), "native")
+
+
+def test_what_is_told_of_a_server() -> None:
+    assert describe(7, Have(None, VersionMismatch("another version", version=5)))["version"] == 5
+    assert describe(7, Have(None, VersionMismatch("another version")))["version"] is None
+    assert describe(7, Have(None, ServerTimeout("it hangs", version=5)))["version"] is None
+    assert describe(7, Have())["version"] is None
+    assert describe(7, ours())["version"] == 4
+    pending = [
+        describe(7, have)["restart_pending"]
+        for have in (ours(1, total=0), ours(1, uris=("ffff:00:02.0",)), ours(1), ours(total=0), foreign(1), Have())
+    ]
+    assert pending == [True, True, False, False, False, False]
