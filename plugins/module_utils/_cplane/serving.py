@@ -314,7 +314,7 @@ class Serving:
 
 
 def _serves(wanted: Wanted) -> Callable[[Have], bool]:
-    return lambda have: have.uris == tuple(sorted(wanted.uris))
+    return lambda have: have.ours and have.uris == tuple(sorted(wanted.uris))
 
 
 def _has_access(access: Access) -> Callable[[Have], bool]:

@@ -124,3 +124,10 @@ def test_a_unit_that_neither_starts_nor_stops_is_not_remembered(lab: Units) -> N
     lab.env["FAILS"] = "start stop"
     lab.bad("'systemctl start xnvme-cplane@7.service' failed", controllers=[EMU])
     assert [path.name for path in lab.state.iterdir()] == ["lock"]
+
+
+def test_a_server_that_is_not_the_units_is_not_what_was_started(lab: Units) -> None:
+    lab.env["FAILS"] = "show"
+    lab.bad("did not serve the wanted controllers", controllers=[EMU], timeout=1.5)
+    assert lab.served() is None
+    assert [path.name for path in lab.state.iterdir()] == ["lock"]
