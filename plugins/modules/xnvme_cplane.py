@@ -21,6 +21,8 @@ description:
     takes effect when the server has no clients.
   - A server under the same id that was not started by this module is left as it is where it serves what is wanted, and
     V(started) is refused where it does not. V(stopped) and V(restarted) end it when nobody is connected.
+  - V(started) and V(restarted) refuse an id whose socket belongs to another user than root or that of the run, whatever
+    it serves, and also with O(force).
   - A server that has the socket and cannot be understood (it hangs, or speaks another version of the wire format) is
     refused by all states unless O(force) is given.
 options:
@@ -266,8 +268,14 @@ servers:
     pid:
       description: The process that serves it. Null where it is not known (yet).
       type: int
+    owner:
+      description:
+        - The user that the socket belongs to, by number. Null where nobody serves.
+        - The folder of sockets is open to everybody. A server of neither root nor the user of the run is a stranger's.
+      type: int
+      sample: 0
     version:
-      description: Version of the wire format. Null where nobody answers in one that is known.
+      description: Version of the wire format. Null where nobody serves, or the server did not say it.
       type: int
       sample: 4
     protocol:
@@ -285,7 +293,9 @@ servers:
       type: int
       sample: 0
     restart_pending:
-      description: The server runs with other settings than the wanted ones, and has clients.
+      description:
+        - The server runs with other settings than the wanted ones, and has clients.
+        - M(iofabric.sharing.xnvme_cplane_info) knows no wanted ones and compares with what the server was started with.
       type: bool
     controllers:
       description: What the server says of its controllers.

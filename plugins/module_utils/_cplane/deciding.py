@@ -5,7 +5,8 @@
 
 A server with clients is never stopped or restarted without force. What can change under a running server (mode, group,
 allow list) does; other controllers take a restart; every other difference waits until the server is idle. A server
-that somebody else started is left as it is, unless it is to be stopped.
+that somebody else started is left as it is, unless it is to be stopped. One with a socket of another user than root or
+that of this run is nothing to rely on, and refused.
 """
 
 from __future__ import annotations
@@ -106,6 +107,8 @@ def decide_start(wanted: Wanted, have: Have, options: Options, means: Means) -> 
         )
     if not have.alive and have.process is None:
         return Decision((START,))
+    if have.foreign:
+        return Decision(error=_not_trusted(wanted.cplane_id, have))
     again = (STOP, START)
     if options.state == RESTARTED or have.server is None:
         return _guarded(again, wanted.cplane_id, have, options)
@@ -188,7 +191,8 @@ def _not_understood(cplane_id: int, have: Have) -> SharingError:
 def _not_proven(cplane_id: int, have: Have) -> SharingError:
     return CplaneError(
         f"control plane {cplane_id}: process {have.pid or 'unknown'} was not started by this module, and it cannot be "
-        "seen that it is the server; end the server by hand, or run as root"
+        "seen that it alone is the server; end the server by hand (by its supervisor or unit, if it has one), "
+        "or run as root"
     )
 
 
@@ -196,6 +200,13 @@ def _foreign(cplane_id: int, have: Have) -> SharingError:
     return CplaneError(
         f"control plane {cplane_id}: process {have.pid}, which this module did not start, serves "
         f"{', '.join(have.uris)} under this id; choose another cplane_id, stop that server first, or give force: true"
+    )
+
+
+def _not_trusted(cplane_id: int, have: Have) -> SharingError:
+    return CplaneError(
+        f"control plane {cplane_id}: its socket belongs to user {have.owner}, who is neither root nor the user of this "
+        "run; nothing was done: have them stop their server, or choose another cplane_id"
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from .client import CtrlrInfo, ServerInfo, connect, read_server, socket_path
 from .errors import CplaneError, NotServed, UnsafePath, VersionMismatch
-from .holders import held_by
+from .holders import held_by, listens_alone
 from .managers import NATIVE, Record, Registry, SystemdManager
 from .process import Process
 from .wire import VERSION
@@ -35,7 +35,8 @@ class Have:
 
     ``server`` is None where nobody answers; ``problem`` says why what is there could not be understood. ``pid`` is who
     listens. ``process`` is the server that was started here and still runs, ``record`` what it was started with; a
-    server that answers without a record was started by somebody else. ``access`` is None where there is no socket.
+    server that answers without a record was started by somebody else. ``access`` and ``owner`` (a user's number) are
+    None where there is no socket.
     ``left`` counts the connections of a process that runs and does not answer on its socket, None where that cannot be
     counted; ``proven`` is false where it cannot be seen that ``pid`` is the server's.
     """
@@ -48,6 +49,7 @@ class Have:
     access: Optional[Access] = None
     left: Optional[int] = 0
     proven: bool = False
+    owner: Optional[int] = None
 
     @property
     def alive(self) -> bool:
@@ -67,11 +69,31 @@ class Have:
         return tuple(sorted(controller.uri for controller in self.server.controllers)) if self.server else ()
 
     @property
+    def ours(self) -> bool:
+        """Whether who listens is the server that was started here."""
+        return self.process is not None and self.pid == self.process.pid
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the socket that is served belongs to neither root nor this user, and is not of a server of ours.
+
+        The folder of sockets is open to everybody, so that a name in it says nothing.
+        """
+        return self.alive and not self.ours and self.owner not in (None, 0, os.geteuid())
+
+    @property
     def dead(self) -> Tuple[str, ...]:
         """The controllers that died under our server; the reference one has no totals for all but the first."""
         if self.server is None or self.record is None or self.record.kind != NATIVE:
             return ()
         return tuple(controller.uri for controller in self.server.controllers if not controller.nsq_total)
+
+    @property
+    def drifted(self) -> bool:
+        """Whether our server no longer serves what it was started with."""
+        if self.server is None or self.record is None:
+            return False
+        return bool(self.dead) or self.uris != tuple(sorted(self.record.uris))
 
     @property
     def state(self) -> str:
@@ -92,15 +114,17 @@ def observe(cplane_id: int, socket_dir: str, registry: Optional[Registry], timeo
     pid = server.peer.pid if server else _peer(cplane_id, socket_dir, problem)
     ours = process is not None and pid in (None, process.pid)
     held = held_by(process.pid, socket_dir) if process and pid is None else None
+    owner, access = _socket(socket_path(cplane_id, socket_dir))
     return Have(
         server=server,
         problem=problem,
         pid=pid,
         process=process,
         record=record if ours else None,
-        access=_access(socket_path(cplane_id, socket_dir)),
+        access=access,
         left=0 if process is None else (held.connections if held else None),
-        proven=ours or _is_listener(pid, socket_dir),
+        proven=ours or _is_listener(pid, cplane_id, socket_dir),
+        owner=owner,
     )
 
 
@@ -130,17 +154,24 @@ def _process(cplane_id: int, registry: Registry, record: Optional[Record]) -> Op
     return registry.process(cplane_id)
 
 
-def _is_listener(pid: Optional[int], socket_dir: str) -> bool:
-    held = held_by(pid, socket_dir) if pid else None
-    return held is not None and held.listening
+def _is_listener(pid: Optional[int], cplane_id: int, socket_dir: str) -> bool:
+    """Whether the process that once listened is the one that serves the id now.
+
+    Our server binds ``.ID.PID`` and moves it in place, the reference one binds the place itself.
+    """
+    names = rf"xnvme-homi-{cplane_id}\.sock|\.{cplane_id}\.[0-9]+"
+    return pid is not None and listens_alone(pid, socket_dir, names)
 
 
-def _access(path: str) -> Optional[Access]:
+def _socket(path: str) -> Tuple[Optional[int], Optional[Access]]:
+    """Owner and access of a socket."""
     try:
         found = os.lstat(path)
     except OSError:
-        return None
-    return Access(stat.S_IMODE(found.st_mode), found.st_gid) if stat.S_ISSOCK(found.st_mode) else None
+        return None, None
+    if not stat.S_ISSOCK(found.st_mode):
+        return None, None
+    return found.st_uid, Access(stat.S_IMODE(found.st_mode), found.st_gid)
 
 
 def describe(cplane_id: int, have: Have) -> Dict[str, Any]:
@@ -151,14 +182,21 @@ def describe(cplane_id: int, have: Have) -> Dict[str, Any]:
         "cplane_id": cplane_id,
         "alive": have.alive,
         "pid": have.pid or (have.process.pid if have.process else None),
-        "version": VERSION if server else None,
+        "owner": have.owner if have.alive else None,
+        "version": VERSION if server else _other_version(have.problem),
         "protocol": _protocol(have),
         "connections": server.connections if server else (None if asked else 0),
         "clients": None if asked else have.clients,
-        "restart_pending": False,
+        "restart_pending": have.drifted and bool(have.clients),
         "controllers": [describe_controller(have, controller) for controller in server.controllers] if server else [],
         "error": have.problem.message if have.problem else None,
     }
+
+
+def _other_version(problem: Optional[CplaneError]) -> Optional[int]:
+    """The version that a server answered in, where the client's error carries it."""
+    version = problem.details.get("version") if isinstance(problem, VersionMismatch) else None
+    return version if isinstance(version, int) else None
 
 
 def _protocol(have: Have) -> Optional[str]:

@@ -24,7 +24,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
 from .._plan import Deadline
 from .client import socket_path
-from .errors import CplaneError, NotYet, UnsafePath
+from .errors import ConfigError, CplaneError, NotYet, UnsafePath
 from .process import (
     Process,
     homi_command,
@@ -182,7 +182,8 @@ class Registry:
 
     def forget(self, cplane_id: int) -> None:
         """Remove what was remembered, all but the log."""
-        for name in (f"{cplane_id}.json", f"{cplane_id}.settings.json", f"{cplane_id}.pid"):
+        remembered = (f"{cplane_id}.json", f"{cplane_id}.settings.json")
+        for name in (*remembered, *(f"{name}.new" for name in remembered), f"{cplane_id}.pid"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.path(name))
 
@@ -221,6 +222,10 @@ class ProcessManager:
     def stop(self, cplane_id: int, timeout: float, kill: bool) -> None:
         """Stop the server that was started here."""
         stop(self._registry.path(f"{cplane_id}.pid"), timeout, kill)
+
+    def process(self, cplane_id: int) -> Optional[Process]:
+        """The server that was started here and still runs."""
+        return self._registry.process(cplane_id)
 
     def reload(self, cplane_id: int) -> None:
         """Have our server read its settings again."""
@@ -281,14 +286,26 @@ def set_socket_access(path: str, mode: int, gid: Optional[int]) -> None:
 
 
 def group_id(wanted: Wanted, manager: str) -> Optional[int]:
-    """The number of the socket's group; None where it is the group of a unit, which the unit knows."""
+    """The number of the socket's group; None where it is the group of a unit, which the unit knows.
+
+    Raises NotYet where there is no such group, ConfigError where this user could not give a socket to it.
+    """
     group = wanted.socket_group
     if group is None:
         return os.getegid() if manager == ProcessManager.name else None
+    gid = int(group) if group.isdigit() else _group_number(group)
+    if os.geteuid() != 0 and gid not in (os.getegid(), *os.getgroups()):
+        raise ConfigError(
+            f"socket_group: this user is not in the group {group!a}; run as root, or name a group of theirs"
+        )
+    return gid
+
+
+def _group_number(name: str) -> int:
     try:
-        return int(group) if group.isdigit() else grp.getgrnam(group).gr_gid
+        return grp.getgrnam(name).gr_gid
     except KeyError:
-        raise NotYet(f"socket_group: there is no group {group!a} on this node; create it first") from None
+        raise NotYet(f"socket_group: there is no group {name!a} on this node; create it first") from None
 
 
 class SystemdManager:

@@ -46,6 +46,7 @@ from .managers import (
     set_socket_access,
     unit_of,
 )
+from .preflight import check_startable
 from .process import end_process, identify, tail
 from .program import ProgramPlace
 from .wanted import Labels, Wanted, check_id, check_seconds, wanted_from
@@ -152,6 +153,8 @@ class Serving:
         decision = decide_start(wanted, have, self._options, means)
         if START in decision.commands:
             self._programs.check(means.kind)
+            if means.kind == NATIVE:
+                check_startable(wanted.controllers, wanted.heap_size)
             if means.manager == ProcessManager.name and not have.alive:
                 refuse_obstacle(socket_path(wanted.cplane_id, self._socket_dir))
         return Target(wanted.cplane_id, have, decision, wanted, means)
@@ -218,8 +221,8 @@ class Serving:
 
     def _start(self, wanted: Wanted, _have: Have, means: Means) -> None:
         cplane_id, manager = wanted.cplane_id, self._manager(means.manager)
-        self._registry.save(cplane_id, record_of(wanted, means.kind, means.manager, self._programs))
         try:
+            self._registry.save(cplane_id, record_of(wanted, means.kind, means.manager, self._programs))
             manager.start(wanted, means.kind, self._timeout)
             self._await(cplane_id, "serve the wanted controllers", self._timeout, _serves(wanted))
             if means.kind == HOMI:
@@ -228,7 +231,9 @@ class Serving:
             # What does not serve as it should is not left half alive, and not remembered.
             with contextlib.suppress(SharingError):
                 manager.stop(cplane_id, self._timeout, True)
-                self._registry.forget(cplane_id)
+            with contextlib.suppress(SharingError):
+                if manager.process(cplane_id) is None:
+                    self._registry.forget(cplane_id)
             raise
 
     def _stop(self, cplane_id: int, have: Have) -> None:
@@ -239,6 +244,20 @@ class Serving:
         if have.pid is not None and (have.process is None or have.process.pid != have.pid):
             self._stop_foreign(cplane_id, have.pid)
         self._registry.forget(cplane_id)
+        self._check_gone(cplane_id)
+
+    def _check_gone(self, cplane_id: int) -> None:
+        """A supervisor may have started the server again, or another one taken the place."""
+        have = Have()
+        for _last in Deadline(_SETTLE).pauses():
+            have = observe(cplane_id, self._socket_dir, self._registry)
+            if not have.alive and have.process is None:
+                return
+        pid = have.pid or (have.process.pid if have.process else None)
+        raise CplaneError(
+            f"control plane {cplane_id}: the server was stopped, but process {pid or 'unknown'} answers at its socket "
+            "now; stop what starts it again"
+        )
 
     def _drain(self, cplane_id: int) -> None:
         """Wait for clients to leave, and look a last time before the server is taken away from them."""
@@ -268,8 +287,13 @@ class Serving:
         if have.record.kind == HOMI:
             self._set_access(wanted.cplane_id, means)
             return
-        self._manager(have.record.manager).reload(wanted.cplane_id)
-        self._await(wanted.cplane_id, "take its new settings", _SETTLE * 5, _has_access(means.access))
+        try:
+            self._manager(have.record.manager).reload(wanted.cplane_id)
+            self._await(wanted.cplane_id, "take its new settings", _SETTLE * 5, _has_access(means.access))
+        except SharingError:
+            # What was not taken is remembered as it was, so that the next run tries again.
+            self._registry.save(wanted.cplane_id, have.record)
+            raise
 
     def _set_access(self, cplane_id: int, means: Means) -> None:
         gid = None if means.access.gid == -1 else means.access.gid
@@ -290,7 +314,7 @@ class Serving:
 
 
 def _serves(wanted: Wanted) -> Callable[[Have], bool]:
-    return lambda have: have.uris == tuple(sorted(wanted.uris))
+    return lambda have: have.ours and have.uris == tuple(sorted(wanted.uris))
 
 
 def _has_access(access: Access) -> Callable[[Have], bool]:
@@ -304,7 +328,7 @@ def _predicted(target: Target) -> Dict[str, Any]:
     commands = target.decision.commands
     if target.decision.pending or not {START, STOP} & set(commands):
         return row
-    row.update(alive=START in commands, pid=None, version=None, protocol=None, error=None)
+    row.update(alive=START in commands, pid=None, owner=None, version=None, protocol=None, error=None)
     row.update(connections=0, clients=0, controllers=[])
     if target.wanted is not None and START in commands:
         asked = dict.fromkeys(("connections", "nsq_used", "ncq_used", "nsq_total", "ncq_total", "initialized"))

@@ -61,7 +61,7 @@ def wanted_from(element: Mapping[str, Any], labels: Labels) -> Wanted:
         heap_size=None if element.get("heap_size") is None else size(element["heap_size"], "heap_size"),
         manager=element["manager"],
         socket_mode=_mode(element["socket_mode"]),
-        socket_group=element.get("socket_group"),
+        socket_group=_group(element.get("socket_group")),
         allow_uids=_uids(element.get("allow_uids") or ()),
     )
 
@@ -121,6 +121,16 @@ def _mode(value: object) -> str:
     if not re.fullmatch(r"0?[0-7]{3}", text):
         raise ConfigError(f"socket_mode: {value!a} is not an octal mode written as text; quote it, as in '0660'")
     return text.rjust(4, "0")
+
+
+def _group(value: Optional[str]) -> Optional[str]:
+    """A group's name or number; the highest number is no group, it tells chown to leave things as they are."""
+    if value is None:
+        return None
+    wrong = not value or not value.isascii() or not value.isprintable() or set(value) & set(" :/")
+    if wrong or value[0] in "+-" or (value.isdigit() and int(value[:11]) >= MAX_ID):
+        raise ConfigError(f"socket_group: {value!a} is neither a group's name nor its number (0 to {MAX_ID - 1})")
+    return value
 
 
 def _uids(values: Sequence[int]) -> Tuple[int, ...]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -12,10 +13,11 @@ import socket
 import stat
 import threading
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, List
+from unittest import mock
 
 import pytest
-from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import bundle, client
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import bundle, client, managers
 from ansible_collections.iofabric.sharing.tests.unit.plugins.modules.cplane.lab import (
     EMU,
     Lab,
@@ -66,6 +68,7 @@ def test_started_from_nothing_serves_and_says_so(lab: Lab) -> None:
         "cplane_id": 7,
         "alive": True,
         "pid": lab.served(),
+        "owner": os.geteuid(),
         "version": 4,
         "protocol": "ok",
         "connections": 1,
@@ -192,6 +195,35 @@ def test_an_unknown_group_is_refused_and_pending_in_check_mode(lab: Lab) -> None
     assert lab.served() is None
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"socket_group": "no-such-group"},
+        {"socket_group": str(2**32)},
+        {"allow_uids": [2**32]},
+        {"allow_uids": [-1]},
+        {"socket_mode": "0999"},
+    ],
+)
+@pytest.mark.parametrize("state", ["started", "restarted"])
+def test_wrong_access_neither_stops_nor_changes_a_server(lab: Lab, wrong: Any, state: str) -> None:
+    pid = lab.good(controllers=[EMU])["server"]["pid"]
+    remembered = {path.name: path.read_bytes() for path in lab.state.iterdir()}
+    for controllers in ([EMU], ["emu:b"]):
+        result = lab.bad(*wrong, controllers=controllers, state=state, **wrong)
+        assert (result.changed, lab.served(), mode_of(lab)) == (False, pid, "0660")
+    assert {path.name: path.read_bytes() for path in lab.state.iterdir()} == remembered
+
+
+def test_access_that_the_server_does_not_take_fails_each_time(lab: Lab) -> None:
+    pid = lab.good(controllers=[EMU])["server"]["pid"]
+    settings = lab.state / "7.settings.json"
+    with mock.patch.object(managers.Registry, "save", lambda *_: settings.write_text("not json")):
+        result = lab.bad("take its new settings", "stay as they were", controllers=[EMU], socket_mode="0600")
+    assert (result.changed, mode_of(lab), lab.served()) == (False, "0660", pid)
+    lab.cycle("configure", controllers=[EMU], socket_mode="0600")
+
+
 @ROOT_ONLY
 def test_group_and_allow_list_are_seen_by_other_users(lab: Lab) -> None:
     lab.good(controllers=[EMU])
@@ -225,26 +257,62 @@ def test_force_restarts_for_other_drift(lab: Lab) -> None:
 # -- a server that does not come up ------------------------------------------------------------------------------------
 
 
-def test_a_server_that_dies_while_starting_says_why(lab: Lab) -> None:
-    result = lab.bad("while starting", "/nowhere/disk", controllers=["emu:a?path=/nowhere/disk&size=1M"])
-    assert "/nowhere/disk" in result["errors"][0]["output"]
+@pytest.fixture
+def in_use(tmp_path: Path) -> Iterator[str]:
+    """A controller whose file somebody else uses, which only its server's start shows."""
+    with (tmp_path / "disk").open("wb") as disk:
+        fcntl.flock(disk, fcntl.LOCK_EX)
+        yield f"emu:a?path={tmp_path}/disk&size=1M"
+
+
+def remembered(lab: Lab) -> List[str]:
+    return [path.name for path in lab.state.iterdir() if path.suffix in (".pid", ".json", ".new")]
+
+
+def test_a_server_that_dies_while_starting_says_why(lab: Lab, in_use: str) -> None:
+    result = lab.bad("while starting", "in use", controllers=[in_use])
+    assert "in use" in result["errors"][0]["output"]
     assert (result.changed, result["server"]["alive"], result["server"]["action"]) == (False, False, "none")
-    result = lab.bad("while starting", "heap", controllers=[EMU], heap_size="4K")
-    assert "heap" in result["errors"][0]["output"]
-    assert [path.name for path in lab.state.iterdir() if path.suffix in (".pid", ".json")] == []
+    assert remembered(lab) == []
     lab.cycle("start", controllers=[EMU])
 
 
-def test_a_restart_that_fails_says_what_it_changed(lab: Lab) -> None:
+def test_a_record_that_cannot_be_written_leaves_nothing(lab: Lab) -> None:
+    lab.state.mkdir()
+    (lab.state / "7.json.new").symlink_to("elsewhere")
+    lab.bad("cannot write", "7.json", controllers=[EMU])
+    assert (remembered(lab), lab.served()) == ([], None)
+    lab.cycle("start", controllers=[EMU])
+
+
+def test_a_restart_that_fails_says_what_it_changed(lab: Lab, in_use: str) -> None:
     lab.good(controllers=[EMU])
-    result = lab.bad("while starting", controllers=["emu:a?path=/nowhere/disk&size=1M"])
+    result = lab.bad("while starting", controllers=[in_use])
     assert (result.changed, result["server"]["action"], result["server"]["alive"]) == (True, "stop", False)
+    assert remembered(lab) == []
 
 
-def test_many_servers_are_one_task(lab: Lab) -> None:
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"controllers": ["emu:a?path=/nowhere/disk&size=1M"]}, "no folder /nowhere"),
+        ({"controllers": ["emu:a?path=/dev/null"]}, "not a regular file"),
+        ({"controllers": [EMU], "heap_size": "4K"}, "heap_size"),
+        ({"controllers": [EMU, "emu:a?size=2M"]}, "named twice"),
+    ],
+)
+@pytest.mark.parametrize("state", ["started", "restarted"])
+def test_what_cannot_start_takes_no_server_away(lab: Lab, args: Any, words: str, state: str) -> None:
+    lab.refused(words, state=state, **args)
+    pid = lab.good(controllers=["emu:b?size=1M"])["server"]["pid"]
+    lab.refused(words, state=state, **args)
+    assert lab.served() == pid
+
+
+def test_many_servers_are_one_task(lab: Lab, in_use: str) -> None:
     servers = [
         {"cplane_id": 1, "controllers": [EMU]},
-        {"cplane_id": 2, "controllers": ["emu:a?path=/nowhere/disk&size=1M"]},
+        {"cplane_id": 2, "controllers": [in_use]},
         {"cplane_id": 3, "controllers": [81.0]},
         {"cplane_id": 4, "controllers": [EMU], "socket_mode": "0600"},
     ]
@@ -274,6 +342,15 @@ def test_many_servers_are_one_task(lab: Lab) -> None:
         ({"controllers": [EMU], "socket_mode": 432}, ["socket_mode", "quote it"]),
         ({"controllers": [EMU], "heap_size": "much"}, ["heap_size"]),
         ({"controllers": [EMU], "allow_uids": [-1]}, ["allow_uids"]),
+        ({"controllers": [EMU], "allow_uids": [2**32]}, ["allow_uids"]),
+        ({"controllers": [EMU], "socket_mode": "01660"}, ["socket_mode"]),
+        ({"controllers": [EMU], "socket_mode": "0668"}, ["socket_mode"]),
+        ({"controllers": [EMU], "socket_mode": "u=rw"}, ["socket_mode"]),
+        ({"controllers": [EMU], "socket_group": str(2**32 - 1)}, ["socket_group"]),
+        ({"controllers": [EMU], "socket_group": "9" * 6000}, ["socket_group"]),
+        ({"controllers": [EMU], "socket_group": "a\0b"}, ["socket_group"]),
+        ({"controllers": [EMU], "socket_group": "\u0665"}, ["socket_group"]),
+        ({"controllers": [EMU], "socket_group": "-1"}, ["socket_group"]),
         ({"controllers": [EMU], "server": "homi"}, ["emulated"]),
         ({"controllers": [EMU], "backend": "upcie"}, ["backend"]),
         ({"controllers": [EMU, "0000:81:00.0"]}, ["0000:81:00.0"]),
@@ -307,6 +384,26 @@ def test_a_file_and_a_link_are_refused_and_stay(lab: Lab) -> None:
     lab.refused("not a socket", controllers=[EMU])
     assert lab.good(state="stopped")["server"]["alive"] is False
     assert lab.path().is_symlink()
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("nowhere")])
+@pytest.mark.parametrize("state", ["started", "restarted"])
+def test_whatever_is_no_socket_is_refused_and_stays(lab: Lab, make: Any, state: str) -> None:
+    make(lab.path())
+    before = os.lstat(lab.path())
+    lab.refused("not a socket", controllers=[EMU], state=state)
+    assert lab.good(True, state="stopped")["server"] == lab.good(state="stopped")["server"]
+    assert os.path.samestat(os.lstat(lab.path()), before)
+
+
+def test_forced_stops_are_foreseen_in_full(lab: Lab) -> None:
+    lab.good(controllers=[EMU])
+    with lab.client():
+        check = lab.good(True, state="stopped", force=True)
+        apply = lab.good(state="stopped", force=True)
+    assert check["server"] == apply["server"]
+    assert (check["server"]["alive"], check["server"]["clients"], check["server"]["controllers"]) == (False, 0, [])
+    assert (check["server"]["protocol"], check["server"]["version"]) == (None, None)
 
 
 @ROOT_ONLY
@@ -353,7 +450,9 @@ def test_a_server_whose_controller_died_is_restarted_when_idle(lab: Lab) -> None
     with lab.client():
         server = lab.cycle("none", controllers=[EMU, "emu:b"])
         assert (server["restart_pending"], server["pid"]) == (True, pid)
+        assert lab.info()["servers"][0]["restart_pending"] is True
     server = lab.cycle("stop, start", controllers=[EMU, "emu:b"])
+    assert lab.info()["servers"][0]["restart_pending"] is False
     assert [one["nsq_total"] for one in server["controllers"]] == [64, 64]
 
 
@@ -434,7 +533,8 @@ def test_a_server_that_cannot_be_understood_is_refused(lab: Lab, arguments: Any,
     pid = lab.foreign("0000:01:00.0", arguments=arguments)
     result = lab.bad("cannot be understood", words, check=protocol == "unknown", controllers=[EMU])
     server = result["server"]
-    assert (server["alive"], server["protocol"], server["version"]) == (True, protocol, None)
+    assert (server["alive"], server["protocol"]) == (True, protocol)
+    assert server["version"] in ((5, None) if protocol == "mismatch" else (None,))
     assert (server["connections"], server["clients"], server["controllers"]) == (None, None, [])
     assert server["pid"] == pid
     assert alive(pid)
@@ -453,3 +553,52 @@ def test_the_wire_server_is_found_by_our_client(lab: Lab) -> None:
     lab.foreign("0000:01:00.0", "0000:02:00.0")
     seen = client.read_server(7, str(lab.sockets))
     assert [one.uri for one in seen.controllers] == ["0000:01:00.0", "0000:02:00.0"]
+
+
+def test_a_number_that_another_server_got_is_never_ended(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.foreign("0000:01:00.0")
+    stranger = lab.foreign("0000:02:00.0", cplane_id=8)
+    peer = client.Connection.peer
+    monkeypatch.setattr(
+        client.Connection, "peer", lambda self: peer(self)._replace(pid=stranger) if "-7." in self.path else peer(self)
+    )
+    lab.refused(f"process {stranger}", "cannot be seen", state="stopped")
+    lab.refused(f"process {stranger}", "cannot be seen", state="stopped", force=True)
+    assert alive(stranger)
+    assert lab.served() is not None
+
+
+@pytest.mark.parametrize("option", ["--orphan", "--supervise"])
+def test_a_server_whose_listener_is_a_childs_too_is_not_ended(lab: Lab, option: str) -> None:
+    pid = lab.foreign("0000:01:00.0", arguments=[option])
+    if option == "--orphan":
+        wait_for(lambda: lab.ended(pid))
+    lab.refused(f"process {pid}", "cannot be seen", state="stopped", force=True)
+    assert lab.served() == pid
+    assert lab.ended(pid) == (option == "--orphan")
+
+
+def test_a_server_that_is_started_again_behind_our_back_is_told(lab: Lab) -> None:
+    pid = lab.foreign("0000:01:00.0", arguments=["--respawn"])
+    result = lab.bad("was stopped, but process", "starts it again", state="stopped")
+    assert (result.changed, result["server"]["alive"], lab.ended(pid)) == (False, True, True)
+    assert result["server"]["pid"] != pid
+
+
+@ROOT_ONLY
+@pytest.mark.parametrize("args", [{}, {"state": "restarted"}, {"force": True}], ids=["started", "restarted", "force"])
+def test_a_socket_of_another_user_is_nothing_to_rely_on(lab: Lab, args: Any) -> None:
+    pid = lab.native(EMU)
+    os.chown(lab.path(), NOBODY, -1)
+    result = lab.refused(f"belongs to user {NOBODY}", "nothing was done", controllers=[EMU], **args)
+    assert (result["server"]["alive"], result["server"]["owner"], lab.served()) == (True, NOBODY, pid)
+    (told,) = lab.info()["servers"]
+    assert (told["alive"], told["owner"]) == (True, NOBODY)
+
+
+@ROOT_ONLY
+def test_our_own_server_is_known_whoever_has_its_socket(lab: Lab) -> None:
+    pid = lab.good(controllers=[EMU])["server"]["pid"]
+    os.chown(lab.path(), NOBODY, -1)
+    server = lab.cycle("none", controllers=[EMU])
+    assert (server["pid"], server["owner"]) == (pid, NOBODY)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shlex
 import sys
@@ -23,6 +24,8 @@ verb, unit = [word for word in sys.argv[1:] if not word.startswith("-")][:2]
 pid_file = os.path.join(folder, "pid")
 with open(os.path.join(folder, "calls"), "a") as log:
     log.write(verb + "\\n")
+if verb in os.environ.get("FAILS", "").split():
+    sys.exit("Job for it failed")
 pid = int(open(pid_file).read()) if os.path.exists(pid_file) else 0
 if verb == "start":
     record = json.load(open(os.path.join(os.environ["STATE"], "7.json")))
@@ -80,6 +83,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def lab(tmp_path: Path, programs: Path) -> Iterator[Units]:
     made = Units(tmp_path, programs)
     yield made
+    made.env.pop("FAILS", None)
     made.run(state="stopped", force=True)
     made.close()
 
@@ -107,8 +111,23 @@ def test_another_manager_waits_for_an_idle_server(lab: Units) -> None:
     assert lab.cycle("none", controllers=[EMU], manager="auto")["alive"] is True
 
 
-def test_a_unit_whose_server_does_not_serve_is_told(lab: Units) -> None:
-    result = lab.bad("did not serve", controllers=["emu:a?path=/nowhere/disk&size=1M"], timeout=0.5)
+def test_a_unit_whose_server_does_not_serve_is_told(lab: Units, tmp_path: Path) -> None:
+    with (tmp_path / "disk").open("wb") as disk:
+        fcntl.flock(disk, fcntl.LOCK_EX)
+        result = lab.bad("did not serve", controllers=[f"emu:a?path={tmp_path}/disk&size=1M"], timeout=0.5)
     assert (result.changed, result["server"]["alive"]) == (False, False)
     assert "journalctl -u xnvme-cplane@7.service" in result["msg"]
     assert lab.calls() == ["start", "stop"]
+
+
+def test_a_unit_that_neither_starts_nor_stops_is_not_remembered(lab: Units) -> None:
+    lab.env["FAILS"] = "start stop"
+    lab.bad("'systemctl start xnvme-cplane@7.service' failed", controllers=[EMU])
+    assert [path.name for path in lab.state.iterdir()] == ["lock"]
+
+
+def test_a_server_that_is_not_the_units_is_not_what_was_started(lab: Units) -> None:
+    lab.env["FAILS"] = "show"
+    lab.bad("did not serve the wanted controllers", controllers=[EMU], timeout=1.5)
+    assert lab.served() is None
+    assert [path.name for path in lab.state.iterdir()] == ["lock"]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional, Tuple
@@ -25,7 +26,7 @@ from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.errors im
     UnsafePath,
     VersionMismatch,
 )
-from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.have import Access, Have
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.have import Access, Have, describe
 from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.managers import Programs, Record, access_of
 from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.program import ProgramPlace
 from ansible_collections.iofabric.sharing.plugins.module_utils._plan import SharingError
@@ -84,6 +85,20 @@ def test_a_server_of_somebody_else_is_never_touched_by_started(have: Have, now: 
     if have.alive and have.record is None:
         assert decision.commands == ()
         assert (decision.error is None) == (have.uris == (URI,))
+
+
+@given(haves, means, st.booleans())
+def test_a_socket_of_another_user_is_refused_by_started_only(have: Have, now: Means, force: bool) -> None:
+    theirs = replace(have, owner=os.geteuid() + 1)
+    decision = decide_start(WANTED, theirs, Options(force=force), now)
+    if have.alive and not have.ours:
+        assert decision.commands == ()
+        assert decision.error is not None
+        assert f"user {os.geteuid() + 1}" in decision.error.message
+    else:
+        assert repr(decision) == repr(decide_start(WANTED, have, Options(force=force), now))
+    stopped = Options("stopped", force)
+    assert repr(decide_stop(7, theirs, stopped)) == repr(decide_stop(7, have, stopped))
 
 
 @given(haves, means)
@@ -198,3 +213,16 @@ def test_options_that_a_server_has_not_got_are_refused() -> None:
         check_kind(replace(REAL, allow_uids=(1,)), "homi")
     with pytest.raises(SharingError, match="backend"):
         check_kind(replace(WANTED, backend="upcie"), "native")
+
+
+def test_what_is_told_of_a_server() -> None:
+    assert describe(7, Have(None, VersionMismatch("another version", version=5)))["version"] == 5
+    assert describe(7, Have(None, VersionMismatch("another version")))["version"] is None
+    assert describe(7, Have(None, ServerTimeout("it hangs", version=5)))["version"] is None
+    assert describe(7, Have())["version"] is None
+    assert describe(7, ours())["version"] == 4
+    pending = [
+        describe(7, have)["restart_pending"]
+        for have in (ours(1, total=0), ours(1, uris=("ffff:00:02.0",)), ours(1), ours(total=0), foreign(1), Have())
+    ]
+    assert pending == [True, True, False, False, False, False]

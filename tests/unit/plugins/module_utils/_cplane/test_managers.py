@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import socket
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,13 @@ from typing import Any, List
 
 import pytest
 from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import managers
-from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.errors import CplaneError, NotYet, UnsafePath
-from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.holders import Held, held_by
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.errors import (
+    ConfigError,
+    CplaneError,
+    NotYet,
+    UnsafePath,
+)
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.holders import Held, held_by, listens_alone
 from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.program import ProgramPlace
 from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.wanted import Wanted
 
@@ -79,6 +85,15 @@ def test_groups(tmp_path: Path) -> None:
     assert managers.group_id(replace(WANTED, socket_group="root"), "process") == 0
     with pytest.raises(NotYet, match="no-such-group"):
         managers.group_id(replace(WANTED, socket_group="no-such-group"), "process")
+
+
+def test_a_user_gives_a_socket_to_groups_of_their_own_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    monkeypatch.setattr(os, "getegid", lambda: 4711)
+    monkeypatch.setattr(os, "getgroups", lambda: [4712])
+    assert managers.group_id(replace(WANTED, socket_group="4712"), "process") == 4712
+    with pytest.raises(ConfigError, match="4713"):
+        managers.group_id(replace(WANTED, socket_group="4713"), "process")
 
 
 def test_access_is_given_to_sockets_only(tmp_path: Path) -> None:
@@ -182,3 +197,32 @@ def test_listeners_and_accepted_connections_are_counted(tmp_path: Path) -> None:
 
 def test_a_process_that_is_not_there_holds_nothing_that_can_be_seen(tmp_path: Path) -> None:
     assert held_by(2**30, str(tmp_path)) is None
+
+
+NAMES = r"place|\.7\.[0-9]+"
+
+
+def test_who_listens_alone_is_told_by_the_name_of_the_socket(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "other"))
+        listener.listen(4)
+        assert not listens_alone(os.getpid(), str(tmp_path), NAMES)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / ".7.12"))
+        assert not listens_alone(os.getpid(), str(tmp_path), NAMES)
+        listener.listen(4)
+        assert listens_alone(os.getpid(), str(tmp_path), NAMES)
+        assert not listens_alone(os.getppid(), str(tmp_path), NAMES)
+        assert not listens_alone(1, str(tmp_path), NAMES)
+        assert not listens_alone(2**30, str(tmp_path), NAMES)
+
+
+def test_who_shares_a_listener_does_not_listen_alone(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "place"))
+        listener.listen(4)
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
+        assert not listens_alone(os.getpid(), str(tmp_path), NAMES)
+        assert not listens_alone(child.pid, str(tmp_path), NAMES)
+        child.communicate(b"\n")
+        assert listens_alone(os.getpid(), str(tmp_path), NAMES)

@@ -92,8 +92,9 @@ class Lab:
             if other.poll() is None:
                 other.kill()
             other.wait()
-            if other.stdout is not None:
-                other.stdout.close()
+            for pipe in (other.stdin, other.stdout):
+                if pipe is not None:
+                    pipe.close()
 
     # -- runs of the modules ------------------------------------------------------------------------------------------
 
@@ -181,7 +182,7 @@ class Lab:
         return self._popen([*words, "--directory", str(self.sockets)])
 
     def _popen(self, words: List[str]) -> int:
-        other = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        other = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._others.append(other)
         assert other.stdout is not None
         assert other.stdout.readline(), "it did not start"

@@ -6,6 +6,9 @@
 As a program: ``wire_server.py PATH BDF... [--version 4] [--hang] [--full] [--clients N] [--ignore-term]``. It prints
 ``ready`` once it listens. It answers STATUS (operation 7) and INIT_CONNECTION (1, without descriptors), removes
 whatever lies at PATH first and leaves its socket at the end, as the reference server's worst builds do.
+
+With ``--orphan`` a child serves after this process ended, with ``--supervise`` beside it, with ``--respawn`` a child
+takes the place when this process is ended; such children end with their standard input.
 """
 
 from __future__ import annotations
@@ -44,6 +47,8 @@ class WireServer:
             for key, _events in self.selector.select():
                 if key.fileobj is self.listener:
                     self._accept()
+                elif key.fileobj is sys.stdin:
+                    os._exit(0)
                 else:
                     self._read(key.fileobj)
 
@@ -102,12 +107,31 @@ def main(arguments: Optional[List[str]] = None) -> None:
     parser.add_argument("bdf", nargs="+")
     parser.add_argument("--version", type=int, default=4)
     parser.add_argument("--clients", type=int, default=0)
-    for flag in ("--hang", "--full", "--ignore-term"):
+    for flag in ("--hang", "--full", "--ignore-term", "--orphan", "--supervise", "--respawn"):
         parser.add_argument(flag, action="store_true")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.SIG_IGN if options.ignore_term else lambda *_unused: sys.exit(0))
-    server = WireServer(options.path, options.bdf, options.version, options.hang, options.full, options.clients)
+    made = (options.path, options.bdf, options.version, options.hang, options.full, options.clients)
+    if options.respawn:
+        ended, held = os.pipe()
+        if not os.fork():
+            os.close(held)
+            os.read(ended, 1)
+            serve_until_told(WireServer(*made))
+    server = WireServer(*made)
     print("ready", flush=True)
+    if options.orphan or options.supervise:
+        if not os.fork():
+            serve_until_told(server)
+        if options.orphan:
+            return
+        signal.pause()
+    server.run()
+
+
+def serve_until_told(server: WireServer) -> None:
+    """As a child that nobody waits for: until the tests close its standard input."""
+    server.selector.register(sys.stdin, selectors.EVENT_READ)
     server.run()
 
 
