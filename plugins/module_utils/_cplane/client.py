@@ -317,7 +317,8 @@ class Connection:
         version = int.from_bytes(raw[4:8], "little") if len(raw) >= wire.HEADER_SIZE else wire.VERSION
         if version != wire.VERSION:
             raise VersionMismatch(
-                f"{what}: the server speaks version {version} of the wire format, this client {wire.VERSION}"
+                f"{what}: the server speaks version {version} of the wire format, this client {wire.VERSION}",
+                version=version,
             )
         if len(raw) < wire.SIZE:
             raise ServerClosed(
