@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """Options and attributes that every smartio module has."""
+    """Options that every SmartIO module has."""
 
     DOCUMENTATION = r"""
 options:
@@ -50,24 +50,4 @@ seealso:
   - name: smartio_tool
     description: The manual page of the tool that the modules drive.
     link: https://www.dolphinics.com
-attributes:
-  check_mode:
-    support: full
-    description: Can run in check mode and predict what a run would do, without running a command that changes anything.
-  diff_mode:
-    support: full
-    description: Will return what has changed (or would change in check mode) when in diff mode.
-  platform:
-    support: full
-    description: The systems that the module works on.
-    platforms: linux
-  idempotent:
-    support: full
-    description: When run twice in a row with the same arguments, the second run changes nothing.
-  action_group:
-    support: full
-    description: Use C(group/iofabric.sharing.smartio) in C(module_defaults) to set defaults for all SmartIO modules.
-    membership:
-      - iofabric.sharing.all
-      - iofabric.sharing.smartio
 """

@@ -21,6 +21,8 @@ options:
     type: dict
     required: true
 extends_documentation_fragment:
+  - iofabric.sharing.attributes
+  - iofabric.sharing.attributes.smartio
   - iofabric.sharing.smartio
 """
 

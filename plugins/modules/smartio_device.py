@@ -109,6 +109,8 @@ options:
     type: bool
     default: false
 extends_documentation_fragment:
+  - iofabric.sharing.attributes
+  - iofabric.sharing.attributes.smartio
   - iofabric.sharing.smartio
 """
 

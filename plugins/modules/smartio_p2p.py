@@ -47,6 +47,8 @@ options:
     choices: [enabled, disabled]
     default: enabled
 extends_documentation_fragment:
+  - iofabric.sharing.attributes
+  - iofabric.sharing.attributes.smartio
   - iofabric.sharing.smartio
 """
 

@@ -30,6 +30,8 @@ options:
         or not.
     type: bool
 extends_documentation_fragment:
+  - iofabric.sharing.attributes
+  - iofabric.sharing.attributes.smartio
   - iofabric.sharing.smartio
 attributes:
   check_mode:

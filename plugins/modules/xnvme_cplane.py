@@ -195,29 +195,16 @@ options:
 notes:
   - Clients of one server can overwrite each other's queues and buffers. They are one trust domain.
   - A real controller must be bound to C(vfio-pci) before it can be served.
+extends_documentation_fragment:
+  - iofabric.sharing.attributes
+  - iofabric.sharing.attributes.cplane
 attributes:
   check_mode:
-    support: full
-    description: Can run in check mode and predict what a run would do, without running a command that changes anything.
     details: What waits for clients to leave (O(drain_timeout)), for a device to be borrowed, a group to be created or a
       tool to be installed is C(pending).
-  diff_mode:
-    support: full
-    description: Will return what has changed (or would change in check mode) when in diff mode.
-  platform:
-    support: full
-    description: The systems that the module works on.
-    platforms: linux
   idempotent:
     support: partial
-    description: When run twice in a row with the same arguments, the second run changes nothing.
     details: With O(state=restarted) every run restarts.
-  action_group:
-    support: full
-    description: Use C(group/iofabric.sharing.cplane) in C(module_defaults) to set defaults for the cplane modules.
-    membership:
-      - iofabric.sharing.all
-      - iofabric.sharing.cplane
 """
 
 EXAMPLES = r"""

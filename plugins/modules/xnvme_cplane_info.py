@@ -41,26 +41,12 @@ options:
     description:
       - The folder in which M(iofabric.sharing.xnvme_cplane) remembers servers; by default the same as there.
     type: path
+extends_documentation_fragment:
+  - iofabric.sharing.attributes
+  - iofabric.sharing.attributes.cplane
 attributes:
-  check_mode:
-    support: full
-    description: Can run in check mode and predict what a run would do, without running a command that changes anything.
   diff_mode:
     support: none
-    description: Will return what has changed (or would change in check mode) when in diff mode.
-  platform:
-    support: full
-    description: The systems that the module works on.
-    platforms: linux
-  idempotent:
-    support: full
-    description: When run twice in a row with the same arguments, the second run changes nothing.
-  action_group:
-    support: full
-    description: Use C(group/iofabric.sharing.cplane) in C(module_defaults) to set defaults for the cplane modules.
-    membership:
-      - iofabric.sharing.all
-      - iofabric.sharing.cplane
 """
 
 EXAMPLES = r"""
