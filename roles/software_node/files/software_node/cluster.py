@@ -297,6 +297,9 @@ class _Interrupted(Exception):
         self.number = number
 
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 def _interrupt(number: int, _frame: Any) -> None:
     raise _Interrupted(number)
 
@@ -306,8 +309,7 @@ def run(folder: str, path: str, command: Sequence[str], wait: float) -> int:
 
     The nodes hold the reading end of a pipe whose other end only this process has: they end with it, also by SIGKILL.
     """
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    previous = {number: signal.signal(number, _interrupt) for number in signals}
+    previous = {number: signal.signal(number, _interrupt) for number in _SIGNALS}
     reading, writing = os.pipe()
     cluster = Cluster(folder)
     try:
@@ -317,7 +319,7 @@ def run(folder: str, path: str, command: Sequence[str], wait: float) -> int:
         except _Interrupted as error:
             return 128 + error.number
         finally:
-            for number in signals:
+            for number in _SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
             cluster.down()
     finally:
@@ -328,16 +330,24 @@ def run(folder: str, path: str, command: Sequence[str], wait: float) -> int:
 
 
 def _run_command(command: Sequence[str]) -> int:
+    # A signal that came between the start and the "try" would leave the command running: it waits until then.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
-        child = subprocess.Popen(list(command))
+        child = subprocess.Popen(list(command), preexec_fn=_unblock)  # noqa: PLW1509 - this process has no threads
     except OSError as error:
+        _unblock()
         raise ClusterError(f"{command[0]}: {error.strerror}") from None
     try:
+        _unblock()
         status = child.wait()
     except _Interrupted as error:
         _end_child(child, error.number)
         raise
     return status if status >= 0 else 128 - status
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 def _end_child(child: subprocess.Popen[bytes], number: int) -> None:

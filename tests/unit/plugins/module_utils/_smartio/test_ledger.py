@@ -270,6 +270,7 @@ def test_a_folder_that_cannot_be_written(
     LedgerStore("state", STAMP).save(FULL)
     (tmp_path / "state" / "ledger.json").chmod(0o644)
     (tmp_path / "state").chmod(0o555)
+    (tmp_path / "closed").mkdir(mode=0o555)
     with plain_user():
         store = LedgerStore("state", STAMP)
         assert store.load() == FULL
@@ -277,7 +278,9 @@ def test_a_folder_that_cannot_be_written(
             store.save(FULL)
         with pytest.raises(LedgerError, match="give another 'state_dir'"), store.locked(Deadline(0)):
             pass
-        with pytest.raises(LedgerError, match="permission denied"), LedgerStore("none", STAMP).locked(Deadline(0)):
+        with pytest.raises(LedgerError, match="permission denied"), LedgerStore("closed/none", STAMP).locked(
+            Deadline(0)
+        ):
             pass
 
 

@@ -162,7 +162,7 @@ class Lab:
     def client(self, cplane_id: int = 7) -> client.Connection:
         """A client; it is one for the server, too, once this returns."""
         connection = client.connect(cplane_id, str(self.sockets), 5)
-        connection.status(0)
+        connection.try_status(0)
         return connection
 
     def commands(self) -> List[List[str]]:
