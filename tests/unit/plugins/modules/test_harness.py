@@ -74,7 +74,10 @@ def python(version: str) -> Optional[str]:
     found = shutil.which(f"python{version}")
     if found and subprocess.run([found, "-c", "import json"], check=False, capture_output=True).returncode == 0:
         return found
-    candidates = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python3"))
+    # A shim of pyenv answers for a Python that is not activated, and then fails; beside it are the real ones.
+    pyenv = shutil.which("pyenv")
+    root = Path(pyenv).resolve().parents[1] if pyenv else Path.home() / ".pyenv"
+    candidates = sorted(root.glob(f"versions/{version}.*/bin/python3"))
     return str(candidates[-1]) if candidates else None
 
 
