@@ -347,7 +347,7 @@ from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.serving i
     STATES,
     resource,
 )
-from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.labels import labels_of
+from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.labels import LABEL_ARGUMENTS, labels_of
 
 
 def main() -> None:
@@ -385,11 +385,7 @@ def main() -> None:
             "program_dir": {"type": "path"},
             "socket_dir": {"type": "path", "default": "/tmp"},  # noqa: S108 - where clients look
             "state_dir": {"type": "path"},
-            "tool": {"type": "str", "default": "smartio_tool"},
-            "sysfs": {"type": "path", "default": "/sys"},
-            "proc": {"type": "path", "default": "/proc"},
-            "dev": {"type": "path", "default": "/dev"},
-            "smartio_state_dir": {"type": "path", "default": "/run/smartio"},
+            **LABEL_ARGUMENTS,
             "_program_digest": {"type": "str"},
             "_program_source": {"type": "path"},
         },

@@ -19,6 +19,7 @@ import struct
 import time
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
+from .._plan import Deadline
 from . import wire
 from .errors import (
     CplaneError,
@@ -151,17 +152,6 @@ def _is_socket(entry: os.DirEntry[str]) -> bool:
         return stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
     except OSError:
         return False  # it went away while we looked
-
-
-class Deadline:
-    """A point in time on the monotonic clock."""
-
-    def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
-
-    def left(self) -> float:
-        """Return the seconds that are left, never less than zero."""
-        return max(0.0, self._end - time.monotonic())
 
 
 class Connection:

@@ -94,8 +94,6 @@ def claim_from(element: Mapping[str, Any]) -> Claim:
     count = 1 if element.get("count") is None else element["count"]
     if not 1 <= count <= _MOST:
         raise SharingError(f"count: {count} is not a number of devices from 1 to {_MOST}; correct it")
-    if select is not None:
-        check_select(select)
     if not (window is None or re.fullmatch(r"[0-9]+[A-Za-z]*", str(window))):
         raise SharingError(f"dma_window: {window!a} is not a size; give a number, with a unit if the tool knows one")
     if fdid is not None and (count != 1 or element.get("all")):
@@ -121,6 +119,7 @@ def _written(element: Mapping[str, Any]) -> str:
 
 def fabric_select(select: Mapping[str, Any]) -> FabricSelect:
     """A selection from a module's option."""
+    check_select(select)
     bdf = select["bdf"]
     return FabricSelect(
         node_id=select["node_id"],

@@ -33,7 +33,11 @@ class Finished:
     @property
     def output(self) -> str:
         """Both streams, errors first, as much as a person wants to see."""
-        return "\n".join(part.strip()[-2000:] for part in (self.stderr, self.stdout) if part.strip())
+        return _said(self.stdout, self.stderr)
+
+
+def _said(stdout: str, stderr: str) -> str:
+    return "\n".join(part.strip()[-2000:] for part in (stderr, stdout) if part.strip())
 
 
 class _Output:
@@ -171,7 +175,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _too_slow(command: Sequence[str], limit: float, stdout: str, stderr: str) -> ToolError:
-    said = "\n".join(part.strip()[-2000:] for part in (stderr, stdout) if part.strip())
+    said = _said(stdout, stderr)
     asked = said.rstrip().endswith(("?", ":", "]", ")")) and not said.rstrip().endswith("...")
     hint = (
         "it may have asked a question that nobody can answer here" if asked else "see whether it hangs when run by hand"

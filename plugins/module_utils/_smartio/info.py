@@ -15,7 +15,6 @@ from .host import Host, NodeResource, Places
 from .ledger import Ledger
 from .model import FabricDevice, normalise_fdid
 from .pool import Pool
-from .wishes import check_select
 
 _DETAILS = tuple(FabricDevice.__dataclass_fields__)
 
@@ -83,8 +82,6 @@ def _lspci(host: Host, fdid: str, errors: List[str]) -> Optional[str]:
 def resource(params: Mapping[str, Any]) -> NodeResource:
     """The resource of smartio_info for a module's parameters."""
     fdids = None if params["fdids"] is None else [normalise_fdid(fdid) for fdid in params["fdids"]]
-    if params["select"] is not None:
-        check_select(params["select"])
     select = None if params["select"] is None else fabric_select(params["select"])
 
     def run(host: Host, _check: bool) -> Report:

@@ -5,9 +5,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Mapping
+from typing import Any, Callable, Dict, List, Mapping
 
 from .host import ARGUMENTS, Places, open_host
+
+LABEL_ARGUMENTS: Dict[str, Any] = {
+    **{name: ARGUMENTS[name] for name in ("tool", "sysfs", "proc", "dev")},
+    "smartio_state_dir": ARGUMENTS["state_dir"],
+}
+"""The arguments, beside ``timeout``, of a module that resolves labels."""
 
 
 def labels_of(params: Mapping[str, Any]) -> Callable[[str], List[str]]:
