@@ -16,24 +16,25 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from .._pci import usage
 from .._plan import Action, Item, Outcome, Plan, Report, SharingError
-from .claims import Claim, Fabric, Share, claim_from, matching, meant, misfit, share_out, shortfall
-from .errors import ToolError
+from .claims import Claim, Fabric, Share, claim_from, matching, meant, misfit, share_out, shortfall, why_not
+from .errors import TRY_LATER, ToolError
 from .host import Host, NodeResource, Places
 from .ledger import Ledger
 from .model import FabricDevice
 from .pool import Pool
 from .wishes import elements_of
 
-# A candidate that answers with one of these may be had later: busy, its node not reachable, or not in the pool yet.
-_TRY_LATER = frozenset((errno.EBUSY, errno.EIO, errno.ENODEV, errno.EAGAIN))
-
 
 @dataclass(frozen=True)
 class Options:
-    """How far a run may go; see the module's documentation."""
+    """How far a run may go; see the module's documentation.
+
+    ``partial``: take what there is in one pass, and keep it though a claim falls short.
+    """
 
     wait_for: str = "driver"
     force: bool = False
+    partial: bool = False
 
 
 def observe(host: Host, claims: Sequence[Claim], ledger: Ledger, pool: Pool, force: bool) -> Fabric:
@@ -73,15 +74,15 @@ def _to_ask(share: Share) -> List[str]:
 class Borrowing:
     """One run that fills claims on one node."""
 
-    def __init__(self, host: Host, claims: Sequence[Claim], options: Options) -> None:
+    def __init__(self, host: Host, claims: Sequence[Claim], options: Options, pool: Optional[Pool] = None) -> None:
         self._host = host
         self._claims = claims
         self._options = options
-        self._pool: Optional[Pool] = None
+        self._pool = pool
         self._fabric = Fabric({}, {}, {}, {})
         self._taken: Set[str] = set()
         self._drivers: Dict[str, Optional[str]] = {}
-        self._tried: Dict[str, str] = {}
+        self._tried: Dict[str, SharingError] = {}
         self._hopeless: Set[str] = set()
         self._busy: Set[str] = set()
 
@@ -96,11 +97,19 @@ class Borrowing:
                 if check:
                     return self._predict(shares, self._fabric)
                 self._fill(shares, self._fabric, ledger)
-                if last or not any(self._worth_waiting(share, self._fabric) for share in shares):
+                if (
+                    last
+                    or self._options.partial
+                    or not any(self._worth_waiting(share, self._fabric) for share in shares)
+                ):
                     report = self._give_back_partial(shares, self._fabric, ledger)
                     break
         self._wait(shares, self._fabric, report)
         return self._report(shares, self._fabric, report)
+
+    def trouble(self, fdid: str) -> SharingError:
+        """Why a device that is claimed has not been borrowed, after a run."""
+        return self._tried.get(fdid) or SharingError(why_not(fdid, self._fabric))
 
     def _observe(self, ledger: Ledger) -> None:
         """Look at the pool. Once something was taken, a look that fails leaves the last one: nothing may be lost."""
@@ -134,15 +143,16 @@ class Borrowing:
 
     def _borrow(self, fdid: str, share: Share, fabric: Fabric, ledger: Ledger) -> bool:
         try:
-            self._drivers[fdid] = self._host.tool.borrow(fdid, share.claim.dma_window).driver
+            self._drivers[fdid] = self._host.tool.borrow(fdid, share.claim.window(fdid)).driver
         except ToolError as error:
             # A command that failed may have done its work all the same.
             if not self._vdev(fdid):
                 owner = fabric.shown[fdid].node_id if fdid in fabric.shown else None
-                self._tried[fdid] = f"{fdid}{'' if owner is None else f' of node {owner}'}: {error.message}"
+                whose = "" if owner is None else f" of node {owner}"
+                self._tried[fdid] = SharingError(f"{fdid}{whose}: {error.message}", **error.details)
                 if error.errno == errno.EBUSY:
                     self._busy.add(fdid)
-                if error.errno not in _TRY_LATER:
+                if error.errno not in TRY_LATER:
                     self._hopeless.add(fdid)
                 return False
         self._taken.add(fdid)
@@ -153,7 +163,7 @@ class Borrowing:
                 fabric.vdevs[fdid] = vdev
                 self._remember(fdid, share.claim, ledger)
                 return True
-        self._tried[fdid] = (
+        self._tried[fdid] = SharingError(
             f"{fdid}: 'smartio_tool borrow' succeeded, but 'smartio_tool get-vdev' does not print a virtual device"
         )
         return False
@@ -185,9 +195,10 @@ class Borrowing:
             if share.misfits:
                 report.errors.append((share.claim.written, misfit(share)))
             elif not share.filled:
-                short = shortfall(share.claim, share.kept, fabric, self._tried)
+                short = shortfall(share.claim, share.kept, fabric, {fdid: e.message for fdid, e in self._tried.items()})
                 report.errors.append((share.claim.written, short))
-        keep = {fdid for share in shares if share.filled and not share.misfits for fdid in share.kept}
+        filled = [share for share in shares if (share.filled or self._options.partial) and not share.misfits]
+        keep = {fdid for share in filled for fdid in share.kept}
         for fdid in sorted(self._taken - keep):
             try:
                 self._host.tool.give_back(fdid)
@@ -249,7 +260,9 @@ class Borrowing:
 
     def _report(self, shares: Sequence[Share], fabric: Fabric, report: Report) -> Report:
         if any(share.claim.count is None for share in shares):
-            report.warnings += [f"left out, since it is busy: {self._tried[fdid]}" for fdid in sorted(self._busy)]
+            report.warnings += [
+                f"left out, since it is busy: {self._tried[fdid].message}" for fdid in sorted(self._busy)
+            ]
         rows = [row for share in shares for row in self._rows(share, fabric, [])]
         report.results["devices"] = rows
         _add_diff(report, rows)
