@@ -142,8 +142,8 @@ pending:
   type: bool
 errors:
   description:
-    - One entry for each node that could not be connected, with the sentence, the command, its output and the name of its
-      exit status (C(errno_name), such as C(EIO)), and with C(node_id), C(adapter) and C(hostname).
+    - One entry for each node that could not be connected, with the sentence, the command, its output and the name of
+      its exit status (C(errno_name), such as C(EIO)), and with C(node_id), C(adapter) and C(hostname).
   returned: on failure of elements
   type: list
   elements: dict
