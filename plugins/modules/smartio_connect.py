@@ -97,7 +97,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 connections:
-  description: One entry for each node, in the order given.
+  description: One entry for each node, in the order given; those whose id could not be told come last.
   returned: always
   type: list
   elements: dict

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .._pci.address import printable
-from .._plan import Action, Item, Outcome, Plan, Report, SharingError, run_plan
+from .._plan import Action, Item, Plan, Report, SharingError, run_plan
 from .errors import ToolError, errno_name
 from .host import Host, NodeResource, Places
 
@@ -19,62 +19,115 @@ CONNECTED, UNREACHABLE = "connected", "unreachable"
 
 
 @dataclass(frozen=True)
+class Connection:
+    """A node that may borrow from this one, and the local adapter towards it."""
+
+    node_id: int
+    adapter: int
+
+    def __str__(self) -> str:
+        return f"node {self.node_id} (adapter {self.adapter})"
+
+
+@dataclass(frozen=True)
 class Wish:
-    """A node that should be able to borrow from this one: its id or its name (or both), and the adapter towards it."""
+    """A connection as it was asked for: by node id or by the host's name, or with both."""
 
     node_id: Optional[int]
     hostname: Optional[str]
     adapter: int
 
-    def __str__(self) -> str:
-        if self.node_id is None:
-            return f"host {self.hostname}"
-        name = "" if self.hostname is None else f"{self.hostname}, "
-        return f"node {self.node_id} ({name}adapter {self.adapter})"
 
-
-@dataclass(frozen=True)
-class Element:
-    """A wish with its node id, or with the reason why that cannot be told."""
-
-    wish: Wish
-    error: Optional[SharingError] = None
-
-    @property
-    def connection(self) -> Tuple[Optional[int], int]:
-        """Node id and adapter, as the ledger has them."""
-        return self.wish.node_id, self.wish.adapter
-
-
-def find_nodes(host: Host, wishes: Sequence[Wish]) -> List[Element]:
-    """The wishes with their node ids, in order; what turns out to be one connection comes once."""
-    found: Dict[object, Element] = {}
-    for wish in wishes:
-        element = _find_node(host, wish) if wish.node_id is None else Element(wish)
-        found.setdefault(wish.hostname if element.error else element.connection, element)
-    return list(found.values())
-
-
-def _find_node(host: Host, wish: Wish) -> Element:
-    hostname = str(wish.hostname)
-    try:
-        return Element(Wish(host.tool.node_id_of(hostname), hostname, wish.adapter))
-    except SharingError as error:
-        why = f"the node id of host {hostname} cannot be told here: {error.message}"
-        advice = "give it as node_id (in the roles: as the host's variable smartio_node_id)"
-        return Element(wish, SharingError(f"{why}; {advice}", **{**error.details, "hostname": hostname}))
-
-
-def plan_connections(wanted: Sequence[Element], known: Sequence[Tuple[int, int]], reconnect: bool) -> Plan:
+def plan_connections(wanted: Sequence[Connection], known: Sequence[Tuple[int, int]], reconnect: bool) -> Plan:
     """Connect to every wanted node that the ledger does not know as connected; pure."""
     items = []
-    for one in wanted:
-        is_known = one.connection in known
-        action = Action("connect", (one.wish,), f"connect to {one.wish}")
+    for one in dict.fromkeys(wanted):
+        is_known = (one.node_id, one.adapter) in known
+        action = Action("connect", (one,), f"connect to {one}")
         before = CONNECTED if is_known else "not known to be connected"
-        actions = () if one.error or (is_known and not reconnect) else (action,)
-        items.append(Item(str(one.wish), before, CONNECTED, actions, one.error))
+        items.append(Item(str(one), before, CONNECTED, () if is_known and not reconnect else (action,)))
     return Plan(tuple(items))
+
+
+def connect(
+    host: Host,
+    wanted: Sequence[Connection],
+    reconnect: bool,
+    check: bool,
+    names: Optional[Mapping[Connection, Optional[str]]] = None,
+) -> Report:
+    """Let the wanted nodes see and borrow this node's devices; ``names`` are their hosts' names, for messages."""
+    names = names or {}
+    with host.ledger(check) as ledger:
+
+        def perform(action: Action) -> None:
+            one: Connection = action.args[0]  # type: ignore[assignment]  # what plan_connections put there
+            try:
+                host.tool.connect(one.node_id, one.adapter)
+            except ToolError as error:
+                raise _named(error, host, one, names.get(one)) from error
+            if (one.node_id, one.adapter) not in ledger.connections:
+                ledger.connections.append((one.node_id, one.adapter))
+                host.remember(ledger)
+
+        report, outcomes = run_plan(plan_connections(wanted, ledger.connections, reconnect), check, perform)
+    report.results["connections"] = [
+        _row(Wish(one.node_id, names.get(one), one.adapter), _state(outcome.error), outcome.action)
+        for one, outcome in zip(dict.fromkeys(wanted), outcomes)
+    ]
+    report.results["others"] = [
+        {"node_id": node_id, "adapter": adapter}
+        for node_id, adapter in ledger.connections
+        if Connection(node_id, adapter) not in wanted
+    ]
+    return report
+
+
+def _named(error: ToolError, host: Host, one: Connection, hostname: Optional[str]) -> SharingError:
+    """The error of a connect, with both nodes in its sentence."""
+    own = host.tool.node_ids().get(one.adapter)
+    here = "this node" if own is None else f"node {own}"
+    there = f"{one}, host {hostname}" if hostname else str(one)
+    details = {**error.details, "node_id": one.node_id, "adapter": one.adapter, "hostname": hostname}
+    return SharingError(f"{here} cannot connect to {there}: {error.message}", **details)
+
+
+def _is_unreachable(error: SharingError) -> bool:
+    return error.details.get("errno_name") == errno_name(errno.EIO) and "node_id" in error.details
+
+
+def _state(error: Optional[SharingError]) -> Optional[str]:
+    if error is None:
+        return CONNECTED
+    return UNREACHABLE if _is_unreachable(error) else None
+
+
+def _row(wish: Wish, state: Optional[str], action: str) -> Dict[str, object]:
+    row = {"node_id": wish.node_id, "hostname": wish.hostname, "adapter": wish.adapter}
+    return {**row, "state": state, "action": action}
+
+
+def find_nodes(
+    host: Host, wishes: Sequence[Wish]
+) -> Tuple[Dict[Connection, Optional[str]], List[Tuple[Wish, SharingError]]]:
+    """The connections that are meant, with the host's name where it is known, and the wishes without a node."""
+    found: Dict[Connection, Optional[str]] = {}
+    missing: List[Tuple[Wish, SharingError]] = []
+    for wish in dict.fromkeys(wishes):
+        try:
+            node_id = host.tool.node_id_of(str(wish.hostname)) if wish.node_id is None else wish.node_id
+        except SharingError as error:
+            missing.append((wish, _not_found(wish, error)))
+            continue
+        one = Connection(node_id, wish.adapter)
+        found[one] = found.get(one) or wish.hostname
+    return found, missing
+
+
+def _not_found(wish: Wish, error: SharingError) -> SharingError:
+    why = f"the node id of host {wish.hostname} cannot be told here: {error.message}"
+    advice = "give it as node_id (in the roles: as the host's variable smartio_node_id)"
+    return SharingError(f"{why}; {advice}", **{**error.details, "hostname": wish.hostname})
 
 
 @dataclass(frozen=True)
@@ -85,62 +138,27 @@ class Options:
     forgive: bool = False
 
 
-def connect(host: Host, wishes: Sequence[Wish], options: Options, check: bool) -> Report:
-    """Let the wanted nodes see and borrow this node's devices."""
-    with host.ledger(check) as ledger:
-        wanted = find_nodes(host, wishes)
-
-        def perform(action: Action) -> None:
-            wish: Wish = action.args[0]  # type: ignore[assignment]  # what plan_connections put there
-            node_id = int(wish.node_id or 0)
-            try:
-                host.tool.connect(node_id, wish.adapter)
-            except ToolError as error:
-                raise _named(error, host, wish) from error
-            if (node_id, wish.adapter) not in ledger.connections:
-                ledger.connections.append((node_id, wish.adapter))
-                host.remember(ledger)
-
-        report, outcomes = run_plan(plan_connections(wanted, ledger.connections, options.reconnect), check, perform)
-    report.results["connections"] = [_row(one.wish, outcome) for one, outcome in zip(wanted, outcomes)]
-    connections = [one.connection for one in wanted]
-    report.results["others"] = [
-        {"node_id": node_id, "adapter": adapter}
-        for node_id, adapter in ledger.connections
-        if (node_id, adapter) not in connections
-    ]
+def connect_all(host: Host, wishes: Sequence[Wish], options: Options, check: bool) -> Report:
+    """Find the nodes that are wanted, and let them see and borrow this node's devices."""
+    found, missing = find_nodes(host, wishes)
+    report = connect(host, list(found), options.reconnect, check, found)
+    rows = [_row(wish, None, "none") for wish, _error in missing]
+    report.results["connections"] = [*report.results["connections"], *rows]  # type: ignore[misc]  # connect's list
+    for wish, error in missing:
+        report.errors.append((f"host {wish.hostname}", error))
+        report.before.append(f"host {wish.hostname}: not known")
+        report.after.append(f"host {wish.hostname}: not known")
     if options.forgive:
         report.warnings += [error.message for _name, error in report.errors if _is_unreachable(error)]
         report.errors = [(name, error) for name, error in report.errors if not _is_unreachable(error)]
     return report
 
 
-def _named(error: ToolError, host: Host, wish: Wish) -> SharingError:
-    """The error of a connect, with both nodes in its sentence."""
-    own = host.tool.node_ids().get(wish.adapter)
-    here = "this node" if own is None else f"node {own}"
-    details = {**error.details, "node_id": wish.node_id, "adapter": wish.adapter, "hostname": wish.hostname}
-    return SharingError(f"{here} cannot connect to {wish}: {error.message}", **details)
-
-
-def _is_unreachable(error: SharingError) -> bool:
-    return error.details.get("errno_name") == errno_name(errno.EIO) and "node_id" in error.details
-
-
-def _row(wish: Wish, outcome: Outcome) -> Dict[str, object]:
-    state: Optional[str] = CONNECTED
-    if outcome.error is not None:
-        state = UNREACHABLE if _is_unreachable(outcome.error) else None
-    row = {"node_id": wish.node_id, "hostname": wish.hostname, "adapter": wish.adapter}
-    return {**row, "state": state, "action": outcome.action}
-
-
-def _check(wish: Wish) -> Wish:
+def _check(wish: Wish) -> None:
     if isinstance(wish.node_id, bool) or (wish.node_id or 0) < 0 or wish.adapter < 0:
-        raise SharingError(f"{wish}: node ids and adapters are numbers from 0 on")
+        raise SharingError(f"node {wish.node_id} (adapter {wish.adapter}): node ids and adapters are numbers from 0 on")
     if wish.node_id is None and not re.fullmatch(r"[^\s-]\S*", wish.hostname or ""):
         raise SharingError(f"hostname: '{printable(wish.hostname or '')}' is not the name of a host; correct it")
-    return wish
 
 
 def resource(params: Mapping[str, Any]) -> NodeResource:
@@ -154,8 +172,7 @@ def resource(params: Mapping[str, Any]) -> NodeResource:
     options = Options(params["reconnect"], params["on_unreachable"] == "warn")
 
     def pending(_places: Places) -> Report:
-        rows = [_row(wish, Outcome(Item(str(wish), "", ""))) for wish in dict.fromkeys(wishes)]
-        rows = [{**row, "action": "pending"} for row in rows]
+        rows = [_row(wish, CONNECTED, "pending") for wish in dict.fromkeys(wishes)]
         return Report({"connections": rows, "others": [], "pending": True}, changed=bool(rows))
 
-    return NodeResource("connections", lambda host, check: connect(host, wishes, options, check), pending)
+    return NodeResource("connections", lambda host, check: connect_all(host, wishes, options, check), pending)

@@ -104,7 +104,7 @@ def test_names(fabric: Fabric, two_quirks: Dict[str, Any]) -> None:
     lender = lender_with_peers(fabric, **two_quirks, disinfo={"build1": "8", "build2": " 12"})
     wanted = {"node_ids": [8], "hostnames": ["build1", "build2"]}
     result = case(MODULE, wanted, lender, expect_changed=True, actions=["connect", "connect"])
-    assert [(one["node_id"], one["hostname"]) for one in result["connections"]] == [(8, None), (12, "build2")]
+    assert [(one["node_id"], one["hostname"]) for one in result["connections"]] == [(8, "build1"), (12, "build2")]
     assert lender.connections() == [[8, 0], [12, 0]]
     assert "disinfo get-nodeid -hostname build2" in lender.commands()
 
@@ -119,7 +119,7 @@ def test_names_with_an_adapter_each(fabric: Fabric) -> None:
     assert "disinfo get-nodeid -hostname build1" not in lender.commands(mark)
     fabric.link_down(16)
     down = bad(lender, MODULE, connections=[{"node_id": 16, "hostname": "build3"}])
-    assert "node 4 cannot connect to node 16 (build3, adapter 0)" in down["msg"]
+    assert down["msg"].startswith("node 4 cannot connect to node 16 (adapter 0), host build3: ")
 
 
 @pytest.mark.parametrize("answer", [2, "", "no such host", "0", "-1", None])
@@ -135,8 +135,8 @@ def test_a_name_that_cannot_be_resolved(fabric: Fabric, answer: Any) -> None:
     assert result["msg"].startswith("1 of 2 connections failed: the node id of host build9 cannot be told here: ")
     assert "smartio_node_id" in result["msg"]
     assert [(one["node_id"], one["state"], one["action"]) for one in result["connections"]] == [
-        (None, None, "none"),
         (8, "connected", "connect"),
+        (None, None, "none"),
     ]
     assert result["errors"][0]["hostname"] == "build9"
 
