@@ -224,7 +224,8 @@ class Borrowing:
         for fdid, share in open_.items():
             vdev = str(fabric.vdevs[fdid])
             seen = self._host.sysfs.driver(vdev)
-            report.errors.append((share.claim.written, _not_up(fdid, vdev, seen, self._options, self._host)))
+            why = _not_up(fdid, vdev, seen, self._options, self._host)
+            report.errors.append((share.claim.written, SharingError(why, label=share.claim.label)))
 
     def _is_up(self, fdid: str, vdev: str) -> bool:
         sysfs, wait_for = self._host.sysfs, self._options.wait_for
@@ -323,6 +324,7 @@ _ROW = (
     "driver",
     "device_nodes",
     "by_id",
+    "by_uuid",
     "users",
     "action",
 )
@@ -345,7 +347,8 @@ def row(
         "vdev": vdev,
         "driver": host.sysfs.driver(vdev) if vdev else None,
         "device_nodes": nodes,
-        "by_id": _by_id(host, nodes) if nodes is not None else None,
+        "by_id": list(_links(host, "by-id", nodes)) if nodes is not None else None,
+        "by_uuid": _links(host, "by-uuid", nodes) if nodes is not None else None,
         "users": device.users if device else None,
         "action": action,
     }
@@ -356,20 +359,22 @@ def device_nodes(host: Host, vdev: str) -> List[str]:
     return [os.path.join(host.dev, name) for name in host.sysfs.device_nodes(vdev)]
 
 
-def _by_id(host: Host, nodes: Sequence[str]) -> List[str]:
-    folder = os.path.join(host.dev, "disk", "by-id")
+def _links(host: Host, kind: str, nodes: Sequence[str]) -> Dict[str, str]:
+    """The links of a folder of ``<dev>/disk`` to device nodes: link to node."""
+    folder = os.path.join(host.dev, "disk", kind)
     try:
         names = sorted(os.listdir(folder))
     except OSError:
-        return []
-    real = {os.path.realpath(node) for node in nodes}
-    return [path for path in (os.path.join(folder, name) for name in names) if os.path.realpath(path) in real]
+        return {}
+    real = {os.path.realpath(node): node for node in nodes}
+    found = {path: real.get(os.path.realpath(path)) for path in (os.path.join(folder, name) for name in names)}
+    return {path: node for path, node in found.items() if node is not None}
 
 
-def _not_up(fdid: str, vdev: str, driver: Optional[str], options: Options, host: Host) -> SharingError:
+def _not_up(fdid: str, vdev: str, driver: Optional[str], options: Options, host: Host) -> str:
     seen = f"driver {driver}, no device node" if driver else "no driver"
     awaited, seconds = options.wait_for.replace("_", " "), host.deadline.seconds
-    return SharingError(
+    return (
         f"{fdid} is borrowed as {vdev}, but its {awaited} did not appear within {seconds:g} seconds "
         f"(last seen: {seen}); load the driver, or choose another wait_for"
     )
@@ -462,7 +467,7 @@ class Returning:
                 continue
             one["action"] = outcome.action
             if outcome.done:
-                one.update({"vdev": None, "driver": None, "device_nodes": None, "by_id": None, "users": None})
+                one.update(dict.fromkeys(("vdev", "driver", "device_nodes", "by_id", "by_uuid", "users")))
             if outcome.error:
                 report.errors.append((outcome.item.name, outcome.error))
             report.changed = report.changed or bool(outcome.done)
