@@ -21,10 +21,14 @@ DONE, WAITING, REFUSED = "done", "waiting", "refused"
 
 @dataclass(frozen=True)
 class Outcome:
-    """``state`` is done, waiting (another pass may bring it) or refused (none will); ``words`` are for people."""
+    """``state`` is done, waiting (another pass may bring it) or refused (none will); ``words`` are for people.
+
+    ``is_shared``: the words are about many entries, and name none.
+    """
 
     state: str
     words: str
+    is_shared: bool = False
 
 
 def done(words: str) -> Outcome:

@@ -13,18 +13,17 @@ import os
 import threading
 import time
 from dataclasses import dataclass, replace
-from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, TypeVar
+from typing import Callable, Iterator, List, Mapping, Optional, Sequence, Set, Union
 
 from .._notify import notify
 from .._plan import SharingError
-from .._smartio.connections import Connection
 from .._smartio.errors import ToolError, ToolUnusable
 from .._smartio.host import Host, Places, open_host, stamp_of
 from .._smartio.kernel_log import related_lines
 from . import progress, steps, store
 from .cautious import CautiousTool, Memory
 from .outcome import DONE, REFUSED, WAITING, Outcome, Recorded, done, key_of, name_of, refused, waiting
-from .store import BorrowedEntry, CplaneEntry, LentEntry, MountEntry, PairEntry, Sharing, SriovEntry
+from .store import CplaneEntry, MountEntry, Sharing
 from .units import Systemd, cplane_unit, mount_unit
 
 RUN_DIR = "/run/iofabric"
@@ -34,11 +33,7 @@ _READY_AFTER = 20.0
 """Seconds after which the service counts as started, whatever the first pass is doing."""
 _PATIENCE = 15.0
 """Seconds that drivers and whoever looks at new devices have at boot: so long, what they do refuses nothing."""
-_STEP_LIMIT = 10.0
-"""Seconds that one kind of entry may wait for the lock, and for its commands to show their effect."""
 _FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.5, 30.0, 1.6
-
-Entry = TypeVar("Entry", bound=Recorded)
 
 
 def hold_reason(run_dir: str) -> Optional[str]:
@@ -58,11 +53,6 @@ def entries_of(sharing: Sharing) -> List[Recorded]:
     cplanes = [one for one in sharing.cplanes if one.labels]
     before: List[Recorded] = [*sharing.sriov, *sharing.connections, *sharing.lent, *sharing.borrowed]
     return [*before, *sharing.pairs, *sharing.mounts, *cplanes]
-
-
-def of_kind(entries: Sequence[Recorded], kind: type[Entry]) -> List[Entry]:
-    """The entries of one kind."""
-    return [entry for entry in entries if isinstance(entry, kind)]
 
 
 class Journal:
@@ -127,6 +117,7 @@ class Replay:
         self._clock = clock
         self._started = clock()
         self._memory = Memory()
+        self._is_introduced = False
         self._progress = progress.Progress() if setting.again else progress.load(setting.run_dir)
 
     def run(self) -> int:
@@ -174,8 +165,6 @@ class Replay:
         entries = entries_of(sharing)
         self._sync(sharing.places)
         todo = [entry for entry in entries if not self._is_settled(entry)]
-        if todo:
-            self._journal.say(f"{len(todo)} of {len(entries)} entries of {self._setting.file} are to be looked at")
         for outcomes in self._steps(sharing, todo):
             self._settle(outcomes)
         return [entry for entry in todo if not self._is_settled(entry)]
@@ -199,8 +188,8 @@ class Replay:
     def _settle(self, outcomes: Mapping[Recorded, Outcome]) -> None:
         """Say what became of the entries, and remember it."""
         for entry, outcome in outcomes.items():
-            words = {DONE: "", WAITING: "not yet, ", REFUSED: "REFUSED, "}[outcome.state] + outcome.words
-            self._journal.say(words if outcome.is_shared else f"{name_of(entry)}: {words}")
+            said = {DONE: "", WAITING: "not yet, ", REFUSED: "refused, "}[outcome.state] + outcome.words
+            self._journal.say(outcome.words if outcome.is_shared else f"{name_of(entry)}: {said}")
             if outcome.state == DONE:
                 self._progress.done.add(key_of(entry))
             elif outcome.state == REFUSED:
@@ -214,7 +203,10 @@ class Replay:
         smartio = [entry for entry in todo if not isinstance(entry, (MountEntry, CplaneEntry))]
         if smartio:
             yield from self._smartio_steps(sharing, smartio)
-        units: List[Recorded] = [*of_kind(todo, MountEntry), *of_kind(todo, CplaneEntry)]
+        units: List[Union[MountEntry, CplaneEntry]] = [
+            *steps.of_kind(todo, MountEntry),
+            *steps.of_kind(todo, CplaneEntry),
+        ]
         for unit in units:
             yield {unit: self._start(unit, sharing)}
 
@@ -224,36 +216,26 @@ class Replay:
             if self._progress.stamp is None:
                 host.tool.list()  # a tool that answers has its module, wherever that is
         except SharingError as error:
-            yield _all_wait(todo, error)
+            yield steps.all_wait(todo, error)
             return
-        connections, lent = of_kind(todo, Connection), of_kind(todo, LentEntry)
-        borrowed, pairs = of_kind(todo, BorrowedEntry), of_kind(todo, PairEntry)
+        if not self._is_introduced:
+            self._introduce(host, sharing, todo)
         is_patient = self._clock() - self._started < _PATIENCE
-        yield self._guarded(of_kind(todo, SriovEntry), lambda entries: {})
-        yield self._guarded(connections, lambda entries: steps.connect_again(self._fresh(host), entries, False))
-        yield self._guarded(lent, lambda entries: steps.lend_again(self._fresh(host), entries, is_patient, False))
-        again = steps.BorrowAgain(self._fresh(host), sharing.borrowed, borrowed)
-        if borrowed or pairs:
-            yield self._guarded(borrowed or list(sharing.borrowed), lambda _entries: again.run(False))
-        yield self._guarded(pairs, lambda entries: steps.pair_again(self._fresh(host), entries, again.places, False))
+        yield from steps.smartio_steps(host, sharing, todo, is_patient, check=False)
 
-    def _guarded(
-        self, entries: Sequence[Entry], step: Callable[[Sequence[Entry]], Mapping[Entry, Outcome]]
-    ) -> Dict[Recorded, Outcome]:
-        """The outcomes of a step; one that could not even look is tried again in the next pass."""
-        if not entries:
-            return {}
-        try:
-            return dict(step(entries))
-        except SharingError as error:
-            return _all_wait(entries, error)
+    def _introduce(self, host: Host, sharing: Sharing, todo: Sequence[Recorded]) -> None:
+        """The first line of the journal."""
+        self._is_introduced = True
+        ids = ", ".join(map(str, sorted(set(host.tool.node_ids().values())))) or "of an unknown id"
+        total = len(entries_of(sharing))
+        self._journal.say(f"node {ids}: {len(todo)} of {total} entries of {self._setting.file} are to be done again")
 
     def _open(self, places: Places) -> Host:
-        host = open_host(replace(places, timeout=_STEP_LIMIT))
+        host = open_host(replace(places, timeout=steps.LIMIT))
         host.tool = CautiousTool(host.tool.path, lambda subjects: related_lines(host.dev, subjects), self._memory)
         return host
 
-    def _start(self, entry: Recorded, sharing: Sharing) -> Outcome:
+    def _start(self, entry: Union[MountEntry, CplaneEntry], sharing: Sharing) -> Outcome:
         """Start a unit whose devices are all back."""
         labels = entry.labels if isinstance(entry, CplaneEntry) else [entry.label]
         missing = self._unfit(labels, sharing)
@@ -284,3 +266,8 @@ class Replay:
                 if not self._is_done(entry):
                     return waiting(f"the {name_of(entry)} is not back")
         return None
+
+
+def _status(waiting_for: Sequence[Recorded], sharing: Sharing) -> str:
+    named = ", ".join(map(name_of, waiting_for[:3])) + (", ..." if len(waiting_for) > 3 else "")
+    return f"waiting for {len(waiting_for)} of {len(entries_of(sharing))} entries: {named}"

@@ -10,9 +10,10 @@ that a run would have something to do for is ``waiting``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type, TypeVar
 
-from .._plan import Report, SharingError
+from .._pci import sriov
+from .._plan import Deadline, Report, SharingError
 from .._smartio import lending
 from .._smartio.borrowing import Borrowing
 from .._smartio.borrowing import Options as BorrowOptions
@@ -24,8 +25,82 @@ from .._smartio.p2p import Pair, set_pairs
 from .._smartio.pool import Pool
 from .._smartio.wishes import Wish
 from .match import Found, Seen, find_borrowed, find_lent, seen_in_pool
-from .outcome import Outcome, done, failed, name_of, refused, waiting
-from .store import BorrowedEntry, End, LentEntry, PairEntry
+from .outcome import DONE, WAITING, Outcome, Recorded, done, failed, name_of, refused, waiting
+from .store import BorrowedEntry, End, LentEntry, PairEntry, Sharing, SriovEntry
+
+LIMIT = 10.0
+"""Seconds that one kind of entry may wait for the lock, and for its commands to show their effect."""
+
+Entry = TypeVar("Entry", bound=Recorded)
+
+
+def of_kind(entries: Sequence[Recorded], kind: Type[Entry]) -> List[Entry]:
+    """The entries of one kind."""
+    return [entry for entry in entries if isinstance(entry, kind)]
+
+
+def smartio_steps(
+    host: Host, sharing: Sharing, entries: Sequence[Recorded], is_patient: bool, check: bool
+) -> Iterator[Mapping[Recorded, Outcome]]:
+    """The outcomes of one kind of entries after the other, in the order in which they need each other.
+
+    ``is_patient``: a device may be in use, or its serial number not be told, by what happens at boot.
+    """
+    borrowed, pairs = of_kind(entries, BorrowedEntry), of_kind(entries, PairEntry)
+    again = BorrowAgain(host, sharing.borrowed, borrowed)
+    functions = of_kind(entries, SriovEntry)
+    yield _guarded(host, functions, lambda some: functions_again(host, some, is_patient, check))
+    yield _guarded(host, of_kind(entries, Connection), lambda some: connect_again(host, some, check))
+    yield _guarded(host, of_kind(entries, LentEntry), lambda some: lend_again(host, some, is_patient, check))
+    if borrowed or pairs:
+        # Pairs need to know what is borrowed, also where all of it was borrowed before.
+        yield _guarded(host, borrowed or sharing.borrowed, lambda _some: again.run(check))
+    yield _guarded(host, pairs, lambda some: pair_again(host, some, again.places, check))
+
+
+def _guarded(
+    host: Host, entries: Sequence[Entry], step: Callable[[Sequence[Entry]], Mapping[Any, Outcome]]
+) -> Mapping[Recorded, Outcome]:
+    """The outcomes of a step, which has its own time; one that could not even look is tried in the next pass."""
+    if not entries:
+        return {}
+    host.deadline = Deadline(LIMIT)
+    try:
+        return step(entries)
+    except SharingError as error:
+        return all_wait(entries, error)
+
+
+def all_wait(entries: Sequence[Recorded], error: SharingError) -> Dict[Recorded, Outcome]:
+    """The outcomes of entries that nobody could even look at."""
+    whose = name_of(entries[0]) if len(entries) == 1 else f"{len(entries)} entries"
+    return {entry: Outcome(WAITING, f"{whose}: not yet, {error.message}", is_shared=True) for entry in entries}
+
+
+# -- virtual functions ------------------------------------------------------------------------------------------------
+
+
+def functions_again(
+    host: Host, entries: Sequence[SriovEntry], is_patient: bool, check: bool
+) -> Dict[SriovEntry, Outcome]:
+    """Give physical functions their virtual ones."""
+    ledger = host.store.load()
+    pooled = frozenset(ledger.added) | frozenset(ledger.available)
+    functions = sriov.Functions(host.sysfs, host.proc, host.deadline, lambda: pooled)
+    report = functions.run([sriov.Wish(entry.bdf, entry.numvfs) for entry in entries], False, check)
+    errors = dict(report.errors)
+    rows = {row["bdf"]: row for row in _rows(report, "devices")}
+    outcomes = {}
+    for entry in entries:
+        row = rows.get(entry.bdf)
+        if entry.bdf in errors:
+            outcomes[entry] = failed(errors[entry.bdf], is_patient)
+        elif row is None or (check and row["action"] != "none"):
+            outcomes[entry] = waiting(f"{row['before'] if row else 0} of {entry.numvfs} are there")
+        else:
+            outcomes[entry] = done(f"{entry.numvfs} are there" + ("" if row["action"] == "none" else " again"))
+    return outcomes
+
 
 # -- connections ------------------------------------------------------------------------------------------------------
 
@@ -43,7 +118,7 @@ def _connected(row: Mapping[str, Any], error: Optional[SharingError], check: boo
     if error is not None:
         return failed(error)
     if row["action"] == "none":
-        return done("it is there already")
+        return done("connected" if check else "connected already")
     return waiting("not known to be connected") if check else done("connected")
 
 
@@ -75,7 +150,7 @@ def lend_again(host: Host, entries: Sequence[LentEntry], is_patient: bool, check
         elif row is None:
             outcomes[entry] = waiting("it is gone")
         elif row["action"] == "none":
-            outcomes[entry] = done(f"it is {row['state']} already")
+            outcomes[entry] = done(f"{row['state']}" if check else f"{row['state']} already")
         else:
             outcomes[entry] = waiting(f"it is {row['before']}") if check else done(_lent_words(bdf, entry, row))
     return outcomes
@@ -157,8 +232,8 @@ class BorrowAgain:
         here = {names[entry] for entry in others if host.tool.get_vdev(names[entry])}
         outcomes = {entry: self._missing(entry, found[entry], pool) for entry in self._entries if entry not in names}
         if wanted:
-            outcomes.update(self._borrow(wanted, names, here, pool, check))
-        here |= {names[entry] for entry in wanted if outcomes[entry].state == "done"}
+            outcomes.update(self._borrow(wanted, names, self._claims(wanted, names, here), pool, check))
+        here |= {names[entry] for entry in wanted if outcomes[entry].state == DONE}
         self.places = {entry.place: name for entry, name in names.items() if entry.place and name in here}
         return outcomes
 
@@ -173,11 +248,10 @@ class BorrowAgain:
         self,
         wanted: Sequence[BorrowedEntry],
         names: Mapping[BorrowedEntry, str],
-        here: Set[str],
+        claims: Sequence[Claim],
         pool: Pool,
         check: bool,
     ) -> Dict[BorrowedEntry, Outcome]:
-        claims = self._claims(wanted, names, here)
         borrowing = Borrowing(self._host, claims, BorrowOptions(wait_for="vdev", partial=True), pool)
         report = borrowing.run(check)
         rows = {row["fdid"]: row for row in _rows(report, "devices")}
@@ -210,7 +284,7 @@ class BorrowAgain:
     ) -> Outcome:
         row = rows.get(fdid)
         if row is not None and row["vdev"]:
-            words = "it is borrowed already" if row["action"] == "none" else "borrowed"
+            words = "borrowed already" if row["action"] == "none" and not check else "borrowed"
             return done(f"{words}, as {row['vdev']}")
         if check and row is not None and row["action"] == "borrow":
             return waiting("it is available, and not borrowed")
@@ -240,7 +314,7 @@ def pair_again(
         if str(pair) in errors:
             outcomes[entry] = failed(errors[str(pair)])
         elif row["action"] == "none":
-            outcomes[entry] = done("it is enabled already")
+            outcomes[entry] = done("enabled" if check else "enabled already")
         else:
             outcomes[entry] = waiting("not known to be enabled") if check else done("enabled")
     return outcomes

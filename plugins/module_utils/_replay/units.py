@@ -71,7 +71,7 @@ class Systemd:
         if finished.status != 0:
             said = finished.output.strip().splitlines()
             why = said[0] if said else f"exit status {finished.status}"
-            raise SharingError(f"'systemctl {verb} {unit}' failed: {why}", rc=finished.status)
+            raise SharingError(f"'systemctl {verb} {unit}' failed: {why}")
 
     def _ask(self, *words: str) -> Finished:
         return run([self.program, *words], _LIMIT)

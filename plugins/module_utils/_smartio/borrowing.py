@@ -97,11 +97,8 @@ class Borrowing:
                 if check:
                     return self._predict(shares, self._fabric)
                 self._fill(shares, self._fabric, ledger)
-                if (
-                    last
-                    or self._options.partial
-                    or not any(self._worth_waiting(share, self._fabric) for share in shares)
-                ):
+                last = last or self._options.partial
+                if last or not any(self._worth_waiting(share, self._fabric) for share in shares):
                     report = self._give_back_partial(shares, self._fabric, ledger)
                     break
         self._wait(shares, self._fabric, report)
@@ -193,7 +190,9 @@ class Borrowing:
         report = Report({})
         for share in shares:
             if share.misfits:
-                report.errors.append((share.claim.written, misfit(share)))
+                error = misfit(share)
+                report.errors.append((share.claim.written, error))
+                self._tried.update(dict.fromkeys(share.candidates, error))
             elif not share.filled:
                 short = shortfall(share.claim, share.kept, fabric, {fdid: e.message for fdid, e in self._tried.items()})
                 report.errors.append((share.claim.written, short))
@@ -261,9 +260,8 @@ class Borrowing:
 
     def _report(self, shares: Sequence[Share], fabric: Fabric, report: Report) -> Report:
         if any(share.claim.count is None for share in shares):
-            report.warnings += [
-                f"left out, since it is busy: {self._tried[fdid].message}" for fdid in sorted(self._busy)
-            ]
+            reasons = [self._tried[fdid].message for fdid in sorted(self._busy)]
+            report.warnings += [f"left out, since it is busy: {reason}" for reason in reasons]
         rows = [row for share in shares for row in self._rows(share, fabric, [])]
         report.results["devices"] = rows
         _add_diff(report, rows)
