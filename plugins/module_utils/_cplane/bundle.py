@@ -35,6 +35,7 @@ _SOURCES = (
     "_cplane/qpair.py",
     "_cplane/server.py",
     "_cplane/wire.py",
+    "_notify.py",
     "_plan.py",
 )
 """What the server needs of module_utils, and nothing else."""
