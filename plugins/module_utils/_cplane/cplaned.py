@@ -75,12 +75,10 @@ def _mode(text: object) -> int:
     return mode
 
 
-def _tell(send: Callable[[], None]) -> None:
-    """Tell the service manager something; that it cannot be told ends no server."""
-    try:
-        send()
-    except OSError as error:
-        log_to_stderr(f"the service manager cannot be told: {error.strerror or error}")
+def _tell(failure: str) -> None:
+    """Log that the service manager could not be told something (see notify), which ends no server."""
+    if failure:
+        log_to_stderr(failure)
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -91,13 +89,13 @@ def _serve(options: argparse.Namespace) -> int:
         control.stop()
 
     def reload(_number: int, _frame: object) -> None:
-        _tell(reloading)
+        _tell(reloading())
         control.reload()
 
     def ready() -> None:
         sys.stdout.write(STARTED + "\n")
         sys.stdout.flush()
-        _tell(lambda: notify("READY=1"))
+        _tell(notify("READY=1"))
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
@@ -114,8 +112,8 @@ def _serve(options: argparse.Namespace) -> int:
         directory=options.directory,
         heap_size=options.heap_size,
         access=lambda: read_settings(options.settings, base),
-        stopping=lambda: _tell(lambda: notify("STOPPING=1")),
-        reloaded=lambda: _tell(lambda: notify("READY=1")),
+        stopping=lambda: _tell(notify("STOPPING=1")),
+        reloaded=lambda: _tell(notify("READY=1")),
     )
     return 0
 
@@ -268,8 +266,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     except CplaneError as error:
         log_to_stderr(f"xnvme-cplaned: {error.message}")
         if options.command == "serve":
-            words = f"STATUS={error.message}"
-            _tell(lambda: notify(words, wait=True))
+            _tell(notify(f"STATUS={error.message}", wait=True))
         return 1
 
 

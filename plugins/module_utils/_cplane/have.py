@@ -37,8 +37,8 @@ class Have:
 
     ``server`` is None where nobody answers; ``problem`` says why what is there could not be understood. ``pid`` is who
     listens. ``process`` is the server that was started here and still runs, ``record`` what it was started with, or
-    will be; a server that answers without a record was started by somebody else. ``access`` and ``owner`` (a user's number) are
-    None where there is no socket.
+    will be; a server that answers without a record was started by somebody else. ``access`` and ``owner`` (a user's
+    number) are None where there is no socket.
     ``left`` counts the connections of a process that runs and does not answer on its socket, None where that cannot be
     counted; ``proven`` is false where it cannot be seen that ``pid`` is the server's. ``waiting`` is None, or the words
     in which the unit of the server says what it waits for: it has none yet, and will try again.

@@ -115,11 +115,10 @@ def _log(text: str) -> None:
     sys.stderr.flush()
 
 
-def _tell(*lines: str) -> None:
-    try:
-        notify(*lines, wait=True)
-    except OSError as error:
-        _log(f"the service manager cannot be told: {error.strerror or error}")
+def _tell(state: str) -> None:
+    failure = notify(state, wait=True)
+    if failure:
+        _log(failure)
 
 
 class Launch:
@@ -203,6 +202,7 @@ class Launch:
 
     def _prepare(self, order: Order) -> List[str]:
         """Everything up to the server's command line; where that fails, modules can see that it was tried."""
+        _refuse_taken(self._id, order.places["socket_dir"])
         programs = Programs(ProgramPlace(_program(order.places["program"]), None, None, None), order.places["homi"])
         try:
             wanted = wanted_from(order.element, self._labels(order))
@@ -237,7 +237,6 @@ class Launch:
         gid = group_id(wanted, SystemdManager.name)
         if kind == NATIVE:
             check_startable(wanted.controllers, wanted.heap_size)
-        _refuse_taken(self._id, places["socket_dir"])
         return Means(
             kind,
             SystemdManager.name,
