@@ -178,6 +178,14 @@ devices:
     serial:
       description: Serial number as the tool prints it.
       type: str
+    vendor_id:
+      description: PCI vendor id.
+      type: str
+      sample: 144d
+    device_id:
+      description: PCI device id.
+      type: str
+      sample: a80a
     vdev:
       description: PCI address of the virtual device on this node. Null where it is not borrowed (yet).
       type: str
