@@ -330,11 +330,12 @@ class SystemdManager:
             self._programs.native.install()
         try:
             self._run("start", wanted.cplane_id, timeout)
-        except CplaneError as error:
+        except CplaneError:
             said = self.state(wanted.cplane_id).status
             if not said:
                 raise
-            raise CplaneError(f"control plane {wanted.cplane_id}: {said} ({error.message})") from None
+            unit = unit_of(wanted.cplane_id)
+            raise CplaneError(f"control plane {wanted.cplane_id}: {said}; see 'journalctl -u {unit}'") from None
 
     def stop(self, cplane_id: int, timeout: float, kill: bool) -> None:
         """Stop the instance; with ``kill`` the hard way if it does not end."""
@@ -366,7 +367,6 @@ class SystemdManager:
         unit = unit_of(cplane_id)
         done = systemctl([verb, *options, unit], timeout)
         if done.returncode != 0:
-            said = (done.stdout + done.stderr).strip()
-            raise CplaneError(
-                f"'systemctl {verb} {unit}' failed: {said or done.returncode}; see 'journalctl -u {unit}'"
-            )
+            # The lines behind the first one only say where to look.
+            said = (done.stdout + done.stderr).strip().partition("\n")[0].strip(" .") or f"exit status {done.returncode}"
+            raise CplaneError(f"'systemctl {verb} {unit}' failed: {said}; see 'journalctl -u {unit}'")
