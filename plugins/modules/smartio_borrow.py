@@ -101,8 +101,9 @@ options:
     description:
       - How far a borrowed device must be before the run succeeds.
       - V(vdev), its virtual address is known. V(driver), a driver is bound. V(device_node), a device node exists.
+        V(filesystem), C(disk/by-uuid) has a link to one of them.
     type: str
-    choices: [none, vdev, driver, device_node]
+    choices: [none, vdev, driver, device_node, filesystem]
     default: driver
   force:
     description:
@@ -257,7 +258,11 @@ def main() -> None:
                 "required_one_of": one_of,
             },
             "state": {"type": "str", "choices": ["borrowed", "returned"], "default": "borrowed"},
-            "wait_for": {"type": "str", "choices": ["none", "vdev", "driver", "device_node"], "default": "driver"},
+            "wait_for": {
+                "type": "str",
+                "choices": ["none", "vdev", "driver", "device_node", "filesystem"],
+                "default": "driver",
+            },
             "force": {"type": "bool", "default": False},
         },
         on_node(resource),

@@ -235,7 +235,10 @@ class Borrowing:
             return wait_for == "driver" and (fdid not in self._taken or self._drivers.get(fdid) is not None)
         if sysfs.driver(vdev) is None:
             return False
-        return wait_for == "driver" or any(os.path.exists(path) for path in device_nodes(self._host, vdev))
+        nodes = [] if wait_for == "driver" else device_nodes(self._host, vdev)
+        if wait_for == "filesystem":
+            return bool(_links(self._host, "by-uuid", nodes))
+        return wait_for == "driver" or any(os.path.exists(path) for path in nodes)
 
     def _predict(self, shares: Sequence[Share], fabric: Fabric) -> Report:
         """What the first pass would do. What only waiting can bring is ``pending``; without waiting it is an error."""
@@ -370,7 +373,8 @@ def _links(host: Host, kind: str, nodes: Sequence[str]) -> Dict[str, str]:
 
 
 def _not_up(fdid: str, vdev: str, driver: Optional[str], options: Options, host: Host) -> str:
-    seen = f"driver {driver}, no device node" if driver else "no driver"
+    lacking = "filesystem" if options.wait_for == "filesystem" else "device node"
+    seen = f"driver {driver}, no {lacking}" if driver else "no driver"
     awaited, seconds = options.wait_for.replace("_", " "), host.deadline.seconds
     return (
         f"{fdid} is borrowed as {vdev}, but its {awaited} did not appear within {seconds:g} seconds "

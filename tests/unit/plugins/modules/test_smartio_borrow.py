@@ -62,10 +62,16 @@ def test_filesystems(fabric: Fabric) -> None:
     borrower, fdids = make(fabric)
     links = borrower.dev / "disk/by-uuid"
     links.mkdir(parents=True)
-    for name, node in (("B-1", "nvme20n1p1"), ("A-2", "nvme20n1"), ("C-3", "sda1")):
+    for name, node in (("B-1", "nvme21n1p1"), ("A-2", "nvme21n1"), ("C-3", "sda1")):
         (links / name).symlink_to(f"../../{node}")
+    claim = {"fdid": fdids[DRIVE2], "wait_for": "filesystem", "timeout": 0.3}
+    assert bad(borrower, MODULE, **claim).says("its filesystem did not appear", "driver nvme, no filesystem")
+    (links / "D-4").symlink_to("../../nvme20n1")
+    assert not good(borrower, MODULE, **claim).changed
+    good(borrower, MODULE, fdid=fdids[DRIVE2], state="returned")
+    (links / "D-4").unlink()
     (device,) = good(borrower, MODULE, fdid=fdids[DRIVE])["devices"]
-    found = {str(links / "A-2"): f"{borrower.dev}/nvme20n1", str(links / "B-1"): f"{borrower.dev}/nvme20n1p1"}
+    found = {str(links / "A-2"): f"{borrower.dev}/nvme21n1", str(links / "B-1"): f"{borrower.dev}/nvme21n1p1"}
     assert device["by_uuid"] == found
     (device,) = good(borrower, MODULE, fdid=fdids[DRIVE], state="returned")["devices"]
     assert device["by_uuid"] is None
