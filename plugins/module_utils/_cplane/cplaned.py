@@ -11,10 +11,10 @@ import json
 import os
 import resource
 import signal
-import socket
 import sys
 from typing import Callable, Dict, FrozenSet, List, Optional, Sequence
 
+from .._notify import notify as sd_notify
 from . import VERSION, example
 from .client import DIRECTORY, MAX_ID, CtrlrInfo, ServerInfo, read_server
 from .errors import ConfigError, CplaneError, NotServed, VersionMismatch
@@ -77,15 +77,9 @@ def _mode(text: object) -> int:
 
 def notify(state: str) -> None:
     """Tell the service manager (sd_notify); without one, do nothing."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if address[:1] not in ("/", "@"):
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-        try:
-            sock.connect("\0" + address[1:] if address[0] == "@" else address)
-            sock.sendall(state.encode())
-        except OSError as error:
-            log_to_stderr(f"the service manager cannot be told {state.split('=', 1)[0]}: {error.strerror}")
+    failure = sd_notify(state)
+    if failure:
+        log_to_stderr(failure)
 
 
 def _serve(options: argparse.Namespace) -> int:

@@ -259,7 +259,8 @@ class Borrowing:
         for fdid, share in open_.items():
             vdev = str(fabric.vdevs[fdid])
             seen = self._host.sysfs.driver(vdev)
-            report.errors.append(told_of(share.claim, _not_up(fdid, vdev, seen, self._options, self._host)))
+            why = _not_up(fdid, vdev, seen, self._options, self._host)
+            report.errors.append(told_of(share.claim, SharingError(why)))
 
     def _is_up(self, fdid: str, vdev: str) -> bool:
         sysfs, wait_for = self._host.sysfs, self._options.wait_for
@@ -270,7 +271,10 @@ class Borrowing:
             return wait_for == "driver" and (fdid not in self._taken or self._drivers.get(fdid) is not None)
         if sysfs.driver(vdev) is None:
             return False
-        return wait_for == "driver" or any(os.path.exists(path) for path in device_nodes(self._host, vdev))
+        nodes = [] if wait_for == "driver" else device_nodes(self._host, vdev)
+        if wait_for == "filesystem":
+            return bool(_links(self._host, "by-uuid", nodes))
+        return wait_for == "driver" or any(os.path.exists(path) for path in nodes)
 
     def _predict(self, shares: Sequence[Share], fabric: Fabric) -> Report:
         """What the first pass would do. What only waiting can bring is ``pending``; without waiting it is an error."""
@@ -350,10 +354,13 @@ _ROW = (
     "bdf",
     "uuid",
     "serial",
+    "vendor_id",
+    "device_id",
     "vdev",
     "driver",
     "device_nodes",
     "by_id",
+    "by_uuid",
     "users",
     "action",
 )
@@ -371,10 +378,13 @@ def row(
         "bdf": device.bdf if device else None,
         "uuid": device.uuid if device else None,
         "serial": device.serial if device else None,
+        "vendor_id": device.vendor_id if device else None,
+        "device_id": device.device_id if device else None,
         "vdev": vdev,
         "driver": host.sysfs.driver(vdev) if vdev else None,
         "device_nodes": nodes,
-        "by_id": _by_id(host, nodes) if nodes is not None else None,
+        "by_id": list(_links(host, "by-id", nodes)) if nodes is not None else None,
+        "by_uuid": _links(host, "by-uuid", nodes) if nodes is not None else None,
         "users": device.users if device else None,
         "action": action,
     }
@@ -385,20 +395,23 @@ def device_nodes(host: Host, vdev: str) -> List[str]:
     return [os.path.join(host.dev, name) for name in host.sysfs.device_nodes(vdev)]
 
 
-def _by_id(host: Host, nodes: Sequence[str]) -> List[str]:
-    folder = os.path.join(host.dev, "disk", "by-id")
+def _links(host: Host, kind: str, nodes: Sequence[str]) -> Dict[str, str]:
+    """The links of a folder of ``<dev>/disk`` to device nodes: link to node."""
+    folder = os.path.join(host.dev, "disk", kind)
     try:
         names = sorted(os.listdir(folder))
     except OSError:
-        return []
-    real = {os.path.realpath(node) for node in nodes}
-    return [path for path in (os.path.join(folder, name) for name in names) if os.path.realpath(path) in real]
+        return {}
+    real = {os.path.realpath(node): node for node in nodes}
+    found = {path: real.get(os.path.realpath(path)) for path in (os.path.join(folder, name) for name in names)}
+    return {path: node for path, node in found.items() if node is not None}
 
 
-def _not_up(fdid: str, vdev: str, driver: Optional[str], options: Options, host: Host) -> SharingError:
-    seen = f"driver {driver}, no device node" if driver else "no driver"
+def _not_up(fdid: str, vdev: str, driver: Optional[str], options: Options, host: Host) -> str:
+    lacking = "filesystem" if options.wait_for == "filesystem" else "device node"
+    seen = f"driver {driver}, no {lacking}" if driver else "no driver"
     awaited, seconds = options.wait_for.replace("_", " "), host.deadline.seconds
-    return SharingError(
+    return (
         f"{fdid} is borrowed as {vdev}, but its {awaited} did not appear within {seconds:g} seconds "
         f"(last seen: {seen}); load the driver, or choose another wait_for"
     )
@@ -496,7 +509,7 @@ class Returning:
                 continue
             one["action"] = outcome.action
             if outcome.done:
-                one.update({"vdev": None, "driver": None, "device_nodes": None, "by_id": None, "users": None})
+                one.update(dict.fromkeys(("vdev", "driver", "device_nodes", "by_id", "by_uuid", "users")))
             if outcome.error:
                 outcome.error.details["label"] = one["label"]
                 report.errors.append((outcome.item.name, outcome.error))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 from dataclasses import replace
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence
 
 from . import output
 from .command import Finished, run
@@ -137,7 +137,7 @@ class SmartioTool:
         finished = self._run("get-vdev", fdid)
         self.unanswered.pop(fdid, None)
         if finished.status == errno.EIO:
-            self.unanswered[fdid] = self._failure(finished, ("get-vdev", fdid))
+            self.unanswered[fdid] = self._failure(finished, [self.path, "get-vdev", fdid])
         return output.find_bdf(finished.stdout) if finished.status == 0 else None
 
     def config(self, name: str, value: str) -> None:
@@ -146,19 +146,32 @@ class SmartioTool:
 
     def node_ids(self) -> Dict[int, int]:
         """This node's id by adapter, from ``dis_config -gn`` beside the tool; empty where that cannot tell."""
-        if not self._own:
-            self._own = self._read_node_ids()
+        try:
+            self._own = self._own or self.ask_node_ids()
+        except (ToolMissing, ToolUnusable, ToolError):
+            return {}
         return dict(self._own)
 
-    def _read_node_ids(self) -> Dict[int, int]:
-        beside = os.path.join(os.path.dirname(self.path), "dis_config")
-        if not os.access(beside, os.X_OK):
-            return {}
-        try:
-            finished = run([beside, "-gn"], self._limit)
-        except (ToolUnusable, ToolError):
-            return {}
-        return output.parse_node_ids(finished.stdout) if finished.status == 0 else {}
+    def ask_node_ids(self) -> Dict[int, int]:
+        """As node_ids, but raises ToolMissing, ToolUnusable or ToolError that says why it cannot be told."""
+        return output.parse_node_ids(self._ask("dis_config", "-gn"))
+
+    def node_id_of(self, hostname: str) -> int:
+        """The node id of a host of the cluster, from ``disinfo`` beside the tool.
+
+        Raises ToolMissing, ToolUnusable, ToolError or ToolUnreadable where that cannot tell.
+        """
+        return output.parse_node_id(hostname, self._ask("disinfo", "get-nodeid", "-hostname", hostname))
+
+    def _ask(self, program: str, *args: str) -> str:
+        """What another program of the vendor's prints, which is beside the tool."""
+        beside = os.path.join(os.path.dirname(self.path), program)
+        if not os.path.exists(beside):
+            raise ToolMissing(f"there is no {program} beside {self.path}")
+        finished = run([beside, *args], self._limit)
+        if finished.status != 0:
+            raise self._failure(finished, [beside, *args])
+        return finished.stdout
 
     def _run(self, *args: str) -> Finished:
         return run([self.path, *args], self._limit)
@@ -167,7 +180,7 @@ class SmartioTool:
         """A command that changes nothing; its standard output."""
         finished = self._run(*args)
         if finished.status != 0:
-            raise self._failure(finished, args)
+            raise self._failure(finished, [self.path, *args])
         return finished.stdout
 
     def _change(self, *args: str) -> Finished:
@@ -175,10 +188,9 @@ class SmartioTool:
         finished = self._run(*args)
         if finished.status == 0 or finished.status in DONE_ALREADY:
             return finished
-        raise self._failure(finished, args)
+        raise self._failure(finished, [self.path, *args])
 
-    def _failure(self, finished: Finished, args: Tuple[str, ...]) -> ToolError:
-        command = [self.path, *args]
+    def _failure(self, finished: Finished, command: List[str]) -> ToolError:
         if finished.status < 0:
             return ToolError(
                 f"'{spell(command)}' was ended by signal {-finished.status}; run it by hand to see why",
@@ -187,8 +199,9 @@ class SmartioTool:
                 finished.output,
             )
         where = " (it asked a question, which nobody can answer here)" if finished.asked else ""
-        ends = self._ends(args) if finished.status == errno.EIO else ""
-        return exited(command, finished.status, finished.output, self._kernel_log(list(args[1:])), where, ends)
+        about_tool = command[0] == self.path
+        ends = self._ends(command[1:]) if finished.status == errno.EIO and about_tool else ""
+        return exited(command, finished.status, finished.output, self._kernel_log(command[2:]), where, ends)
 
     def _ends(self, args: Sequence[str]) -> str:
         """Which node cannot reach which; empty for a command that names neither a node nor a fabric device."""

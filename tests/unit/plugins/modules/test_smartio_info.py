@@ -150,6 +150,16 @@ def test_what_is_borrowed_is_listed_though_its_lender_is_out_of_reach(fabric: Fa
     assert shown(good(node, MODULE)) == sorted(fdids[bdf] for bdf in (DRIVE, DRIVE2, GPU))
 
 
+def test_what_is_remembered(fabric: Fabric) -> None:
+    """Also of a device whose lender is not there any more."""
+    node, fdids = make(fabric)
+    good(node, "smartio_borrow", devices=[{"fdid": fdids[GPU], "label": "cuda"}, {"fdid": fdids[FAR]}])
+    fabric.set_device(fdids[GPU], hidden_until=10**6)
+    result = good(node, MODULE, fdids=[])
+    assert result["borrowed"] == [{"fdid": fdids[GPU], "label": "cuda"}, {"fdid": fdids[FAR], "label": None}]
+    assert result["devices"] == []
+
+
 def test_without_a_tool(fabric: Fabric) -> None:
     node = fabric.node(8)
     node.tool.unlink()
