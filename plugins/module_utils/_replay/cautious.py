@@ -9,7 +9,7 @@ from typing import Callable, Dict, List, Tuple
 
 from .._smartio.command import Finished
 from .._smartio.errors import ToolError
-from .._smartio.tool import COMMAND_LIMIT, SmartioTool
+from .._smartio.tool import SmartioTool
 
 
 class Memory:
@@ -44,9 +44,7 @@ class Memory:
 class CautiousTool(SmartioTool):
     """The commands of one node, less those that are known to hang."""
 
-    def __init__(
-        self, path: str, kernel_log: Callable[[List[str]], List[str]], memory: Memory, limit: float = COMMAND_LIMIT
-    ) -> None:
+    def __init__(self, path: str, kernel_log: Callable[[List[str]], List[str]], memory: Memory, limit: float) -> None:
         super().__init__(path, kernel_log, limit)
         self._memory = memory
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import signal
@@ -38,10 +39,18 @@ def _replay(options: argparse.Namespace) -> int:
     try:
         return Replay(Setting(options.file, options.run_dir, options.again), Systemd(), say).run()
     except _Terminated:
+        _end_children()
         # The service manager, or whoever asks, shall see that it was the signal.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
         return 128 + signal.SIGTERM
+
+
+def _end_children() -> None:
+    """End a command that was just being started: whoever waits for it ends all others."""
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+        for pid in file.read().split():
+            os.kill(int(pid), signal.SIGKILL)
 
 
 def _check(options: argparse.Namespace) -> int:

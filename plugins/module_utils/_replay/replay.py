@@ -20,6 +20,7 @@ from .._plan import SharingError
 from .._smartio.errors import ToolError, ToolUnusable
 from .._smartio.host import Host, Places, open_host, stamp_of
 from .._smartio.kernel_log import related_lines
+from .._smartio.tool import COMMAND_LIMIT
 from . import progress, steps, store
 from .cautious import CautiousTool, Memory
 from .outcome import DONE, REFUSED, WAITING, Outcome, Recorded, done, key_of, name_of, refused, waiting
@@ -232,7 +233,11 @@ class Replay:
 
     def _open(self, places: Places) -> Host:
         host = open_host(replace(places, timeout=steps.LIMIT))
-        host.tool = CautiousTool(host.tool.path, lambda subjects: related_lines(host.dev, subjects), self._memory)
+
+        def kernel_log(subjects: List[str]) -> List[str]:
+            return related_lines(host.dev, subjects)
+
+        host.tool = CautiousTool(host.tool.path, kernel_log, self._memory, COMMAND_LIMIT)
         return host
 
     def _start(self, entry: Union[MountEntry, CplaneEntry], sharing: Sharing) -> Outcome:

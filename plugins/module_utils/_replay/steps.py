@@ -20,7 +20,7 @@ from .._smartio.borrowing import Options as BorrowOptions
 from .._smartio.claims import Claim, FabricSelect
 from .._smartio.connections import Connection, connect
 from .._smartio.host import Host
-from .._smartio.model import AVAILABLE, FabricDevice
+from .._smartio.model import AVAILABLE, FabricDevice, node_hint
 from .._smartio.p2p import Pair, set_pairs
 from .._smartio.pool import Pool
 from .._smartio.wishes import Wish
@@ -237,12 +237,13 @@ class BorrowAgain:
         self.places = {entry.place: name for entry, name in names.items() if entry.place and name in here}
         return outcomes
 
-    def _missing(self, entry: BorrowedEntry, found: Found, pool: Pool) -> Outcome:
-        """Why there is no such device; a lender that cannot be reached says nothing of its devices."""
-        reasons = [error.message for fdid, error in pool.failed.items() if entry.fdid == fdid]
-        if found.is_other or not reasons:
+    @staticmethod
+    def _missing(entry: BorrowedEntry, found: Found, pool: Pool) -> Outcome:
+        """Why there is no such device; who could not be looked at may be it."""
+        fdids = sorted(pool.failed, key=lambda fdid: (fdid != entry.fdid, node_hint(fdid) != entry.node_id))
+        if found.is_other or not fdids:
             return _not_found(found)
-        return waiting(f"it could not be looked at: {reasons[0]}")
+        return waiting(f"{found.why}, but {fdids[0]} could not be looked at: {pool.failed[fdids[0]].message}")
 
     def _borrow(
         self,
