@@ -409,7 +409,9 @@ def _unplug(host: Host) -> None:
     if Path("/run/netns", host.name).exists():
         # The cable first: a peer must not hear how the kernel closes the connections of what is killed.
         _ip([f"link del {host.link}"])
-        _kill_cgroup(host.cgroups()[0])
+        # Without its control groups, too: a kernel may kill at once what systemd starts in a new group, when it was itself
+        # started in one that processes had been killed in.
+        _remove_cgroups(host.cgroups())
         _command("ip", "netns", "del", host.name)
 
 
