@@ -203,6 +203,10 @@ devices:
       description: Links in C(disk/by-id) to them.
       type: list
       elements: str
+    by_uuid:
+      description: Links in C(disk/by-uuid) to them, one for each filesystem, with the device node of each.
+      type: dict
+      sample: {"/dev/disk/by-uuid/0a5c9d2e-6c1f-4d0a-9b1e-3f6f0f6a2b11": "/dev/nvme0n1p1"}
     users:
       description: What the tool calls local users.
       type: int
@@ -215,7 +219,9 @@ pending:
   returned: in check mode, where it is so
   type: bool
 errors:
-  description: One entry for each claim that failed or device that was refused, with the sentence and its details.
+  description:
+    - One entry for each claim that failed or device that was refused, with the sentence and its details, among them the
+      C(label) of a claim.
   returned: on failure of elements
   type: list
   elements: dict

@@ -91,6 +91,12 @@ connections:
   returned: always
   type: list
   elements: dict
+borrowed:
+  description: Devices that were borrowed here and are remembered, with the label of each (null without one).
+  returned: always
+  type: list
+  elements: dict
+  sample: [{"fdid": "48100", "label": "scratch"}]
 missing:
   description: Those of O(fdids) that are not in the pool.
   returned: always

@@ -127,7 +127,7 @@ def _lent(entries: Sequence[LentEntry], change: Change) -> Tuple[LentEntry, ...]
 
 def _has_moved(entry: LentEntry, change: Change) -> bool:
     """Whether the run found the device at another address, and not at the one that is recorded."""
-    if entry.serial is None or entry.bdf in change.mentioned:
+    if entry.serial is None or entry.bdf in change.mentioned | {one.bdf for one in change.lent}:
         return False
     if entry.bdf in change.present and change.present[entry.bdf] in (None, entry.serial):
         return False

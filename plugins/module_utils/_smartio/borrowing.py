@@ -16,24 +16,25 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from .._pci import usage
 from .._plan import Action, Item, Outcome, Plan, Report, SharingError
-from .claims import Claim, Fabric, Share, claim_from, matching, meant, misfit, share_out, shortfall
-from .errors import ToolError
+from .claims import Claim, Fabric, Share, claim_from, matching, meant, misfit, share_out, shortfall, why_not
+from .errors import TRY_LATER, ToolError
 from .host import Host, NodeResource, Places
 from .ledger import Ledger
 from .model import FabricDevice
 from .pool import Pool
 from .wishes import elements_of
 
-# A candidate that answers with one of these may be had later: busy, its node not reachable, or not in the pool yet.
-_TRY_LATER = frozenset((errno.EBUSY, errno.EIO, errno.ENODEV, errno.EAGAIN))
-
 
 @dataclass(frozen=True)
 class Options:
-    """How far a run may go; see the module's documentation."""
+    """How far a run may go; see the module's documentation.
+
+    ``partial``: take what there is in one pass, and keep it though a claim falls short.
+    """
 
     wait_for: str = "driver"
     force: bool = False
+    partial: bool = False
 
 
 def observe(host: Host, claims: Sequence[Claim], ledger: Ledger, pool: Pool, force: bool) -> Fabric:
@@ -73,15 +74,15 @@ def _to_ask(share: Share) -> List[str]:
 class Borrowing:
     """One run that fills claims on one node."""
 
-    def __init__(self, host: Host, claims: Sequence[Claim], options: Options) -> None:
+    def __init__(self, host: Host, claims: Sequence[Claim], options: Options, pool: Optional[Pool] = None) -> None:
         self._host = host
         self._claims = claims
         self._options = options
-        self._pool: Optional[Pool] = None
+        self._pool = pool
         self._fabric = Fabric({}, {}, {}, {})
         self._taken: Set[str] = set()
         self._drivers: Dict[str, Optional[str]] = {}
-        self._tried: Dict[str, str] = {}
+        self._tried: Dict[str, SharingError] = {}
         self._hopeless: Set[str] = set()
         self._busy: Set[str] = set()
 
@@ -96,11 +97,16 @@ class Borrowing:
                 if check:
                     return self._predict(shares, self._fabric)
                 self._fill(shares, self._fabric, ledger)
+                last = last or self._options.partial
                 if last or not any(self._worth_waiting(share, self._fabric) for share in shares):
                     report = self._give_back_partial(shares, self._fabric, ledger)
                     break
         self._wait(shares, self._fabric, report)
         return self._report(shares, self._fabric, report)
+
+    def trouble(self, fdid: str) -> SharingError:
+        """Why a device that is claimed has not been borrowed, after a run."""
+        return self._tried.get(fdid) or SharingError(why_not(fdid, self._fabric))
 
     def _observe(self, ledger: Ledger) -> None:
         """Look at the pool. Once something was taken, a look that fails leaves the last one: nothing may be lost."""
@@ -134,15 +140,16 @@ class Borrowing:
 
     def _borrow(self, fdid: str, share: Share, fabric: Fabric, ledger: Ledger) -> bool:
         try:
-            self._drivers[fdid] = self._host.tool.borrow(fdid, share.claim.dma_window).driver
+            self._drivers[fdid] = self._host.tool.borrow(fdid, share.claim.window(fdid)).driver
         except ToolError as error:
             # A command that failed may have done its work all the same.
             if not self._vdev(fdid):
                 owner = fabric.shown[fdid].node_id if fdid in fabric.shown else None
-                self._tried[fdid] = f"{fdid}{'' if owner is None else f' of node {owner}'}: {error.message}"
+                whose = "" if owner is None else f" of node {owner}"
+                self._tried[fdid] = SharingError(f"{fdid}{whose}: {error.message}", **error.details)
                 if error.errno == errno.EBUSY:
                     self._busy.add(fdid)
-                if error.errno not in _TRY_LATER:
+                if error.errno not in TRY_LATER:
                     self._hopeless.add(fdid)
                 return False
         self._taken.add(fdid)
@@ -153,7 +160,7 @@ class Borrowing:
                 fabric.vdevs[fdid] = vdev
                 self._remember(fdid, share.claim, ledger)
                 return True
-        self._tried[fdid] = (
+        self._tried[fdid] = SharingError(
             f"{fdid}: 'smartio_tool borrow' succeeded, but 'smartio_tool get-vdev' does not print a virtual device"
         )
         return False
@@ -183,11 +190,14 @@ class Borrowing:
         report = Report({})
         for share in shares:
             if share.misfits:
-                report.errors.append((share.claim.written, misfit(share)))
+                error = misfit(share)
+                report.errors.append((share.claim.written, error))
+                self._tried.update(dict.fromkeys(share.candidates, error))
             elif not share.filled:
-                short = shortfall(share.claim, share.kept, fabric, self._tried)
+                short = shortfall(share.claim, share.kept, fabric, {fdid: e.message for fdid, e in self._tried.items()})
                 report.errors.append((share.claim.written, short))
-        keep = {fdid for share in shares if share.filled and not share.misfits for fdid in share.kept}
+        filled = [share for share in shares if (share.filled or self._options.partial) and not share.misfits]
+        keep = {fdid for share in filled for fdid in share.kept}
         for fdid in sorted(self._taken - keep):
             try:
                 self._host.tool.give_back(fdid)
@@ -213,7 +223,8 @@ class Borrowing:
         for fdid, share in open_.items():
             vdev = str(fabric.vdevs[fdid])
             seen = self._host.sysfs.driver(vdev)
-            report.errors.append((share.claim.written, _not_up(fdid, vdev, seen, self._options, self._host)))
+            why = _not_up(fdid, vdev, seen, self._options, self._host)
+            report.errors.append((share.claim.written, SharingError(why, label=share.claim.label)))
 
     def _is_up(self, fdid: str, vdev: str) -> bool:
         sysfs, wait_for = self._host.sysfs, self._options.wait_for
@@ -249,7 +260,8 @@ class Borrowing:
 
     def _report(self, shares: Sequence[Share], fabric: Fabric, report: Report) -> Report:
         if any(share.claim.count is None for share in shares):
-            report.warnings += [f"left out, since it is busy: {self._tried[fdid]}" for fdid in sorted(self._busy)]
+            reasons = [self._tried[fdid].message for fdid in sorted(self._busy)]
+            report.warnings += [f"left out, since it is busy: {reason}" for reason in reasons]
         rows = [row for share in shares for row in self._rows(share, fabric, [])]
         report.results["devices"] = rows
         _add_diff(report, rows)
@@ -310,6 +322,7 @@ _ROW = (
     "driver",
     "device_nodes",
     "by_id",
+    "by_uuid",
     "users",
     "action",
 )
@@ -332,7 +345,8 @@ def row(
         "vdev": vdev,
         "driver": host.sysfs.driver(vdev) if vdev else None,
         "device_nodes": nodes,
-        "by_id": _by_id(host, nodes) if nodes is not None else None,
+        "by_id": list(_links(host, "by-id", nodes)) if nodes is not None else None,
+        "by_uuid": _links(host, "by-uuid", nodes) if nodes is not None else None,
         "users": device.users if device else None,
         "action": action,
     }
@@ -343,20 +357,22 @@ def device_nodes(host: Host, vdev: str) -> List[str]:
     return [os.path.join(host.dev, name) for name in host.sysfs.device_nodes(vdev)]
 
 
-def _by_id(host: Host, nodes: Sequence[str]) -> List[str]:
-    folder = os.path.join(host.dev, "disk", "by-id")
+def _links(host: Host, kind: str, nodes: Sequence[str]) -> Dict[str, str]:
+    """The links of a folder of ``<dev>/disk`` to device nodes: link to node."""
+    folder = os.path.join(host.dev, "disk", kind)
     try:
         names = sorted(os.listdir(folder))
     except OSError:
-        return []
-    real = {os.path.realpath(node) for node in nodes}
-    return [path for path in (os.path.join(folder, name) for name in names) if os.path.realpath(path) in real]
+        return {}
+    real = {os.path.realpath(node): node for node in nodes}
+    found = {path: real.get(os.path.realpath(path)) for path in (os.path.join(folder, name) for name in names)}
+    return {path: node for path, node in found.items() if node is not None}
 
 
-def _not_up(fdid: str, vdev: str, driver: Optional[str], options: Options, host: Host) -> SharingError:
+def _not_up(fdid: str, vdev: str, driver: Optional[str], options: Options, host: Host) -> str:
     seen = f"driver {driver}, no device node" if driver else "no driver"
     awaited, seconds = options.wait_for.replace("_", " "), host.deadline.seconds
-    return SharingError(
+    return (
         f"{fdid} is borrowed as {vdev}, but its {awaited} did not appear within {seconds:g} seconds "
         f"(last seen: {seen}); load the driver, or choose another wait_for"
     )
@@ -449,7 +465,7 @@ class Returning:
                 continue
             one["action"] = outcome.action
             if outcome.done:
-                one.update({"vdev": None, "driver": None, "device_nodes": None, "by_id": None, "users": None})
+                one.update(dict.fromkeys(("vdev", "driver", "device_nodes", "by_id", "by_uuid", "users")))
             if outcome.error:
                 report.errors.append((outcome.item.name, outcome.error))
             report.changed = report.changed or bool(outcome.done)

@@ -87,6 +87,10 @@ class Claim:
     count: Optional[int] = 1
     dma_window: Optional[str] = None
 
+    def window(self, _fdid: str) -> Optional[str]:
+        """The size of the DMA window that a device is borrowed with."""
+        return self.dma_window
+
 
 def claim_from(element: Mapping[str, Any]) -> Claim:
     """A claim from a module call's element."""
@@ -364,7 +368,8 @@ def shortfall(claim: Claim, kept: Sequence[str], fabric: Fabric, tried: Mapping[
         reasons = [f"{other} in the pool matches; see that its lender lent it and connected to this node"]
     more = f"; and {len(reasons) - 8} more (see reasons)" if len(reasons) > 8 else ""
     named = "; ".join(reasons[:8]) + more
-    return SharingError(f"{claim.written}: {len(kept)} of {wanted} devices could be borrowed; {named}", reasons=reasons)
+    text = f"{claim.written}: {len(kept)} of {wanted} devices could be borrowed; {named}"
+    return SharingError(text, reasons=reasons, label=claim.label)
 
 
 def _untold(claim: Claim, fabric: Fabric) -> List[str]:
@@ -379,5 +384,6 @@ def misfit(share: Share) -> SharingError:
     label, fdids = share.claim.label, ", ".join(share.misfits)
     return SharingError(
         f"{share.claim.written}: label {label} holds {fdids}, which is not what is selected now; "
-        f"return it first (label: {label}, state: returned)"
+        f"return it first (label: {label}, state: returned)",
+        label=label,
     )

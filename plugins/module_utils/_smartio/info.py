@@ -36,6 +36,7 @@ def gather(
     report.results["connections"] = [
         {"node_id": node_id, "adapter": adapter} for node_id, adapter in ledger.connections
     ]
+    report.results["borrowed"] = [{"fdid": fdid, "label": label} for fdid, label in sorted(ledger.borrowed.items())]
     report.results["missing"] = [fdid for fdid in fdids or () if fdid not in pool.entries]
     devices = []
     for fdid in pool.entries if fdids is None else [fdid for fdid in fdids if fdid in pool.entries]:
@@ -88,8 +89,7 @@ def resource(params: Mapping[str, Any]) -> NodeResource:
         return gather(host, fdids, select, params["details"], params["lspci"], params["borrowed"])
 
     def pending(_places: Places) -> Report:
-        return Report(
-            {"node_id": None, "node_ids": {}, "connections": [], "missing": [], "devices": [], "pending": True}
-        )
+        nothing: Dict[str, object] = {"connections": [], "borrowed": [], "missing": [], "devices": []}
+        return Report({"node_id": None, "node_ids": {}, **nothing, "pending": True})
 
     return NodeResource("devices", run, pending)

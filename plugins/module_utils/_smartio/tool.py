@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional
 
 from . import output
 from .command import Finished, run
@@ -133,14 +133,31 @@ class SmartioTool:
 
     def node_ids(self) -> Dict[int, int]:
         """This node's id by adapter, from ``dis_config -gn`` beside the tool; empty where that cannot tell."""
-        beside = os.path.join(os.path.dirname(self.path), "dis_config")
-        if not os.access(beside, os.X_OK):
-            return {}
         try:
-            finished = run([beside, "-gn"], self._limit)
-        except (ToolUnusable, ToolError):
+            return self.ask_node_ids()
+        except (ToolMissing, ToolUnusable, ToolError):
             return {}
-        return output.parse_node_ids(finished.stdout) if finished.status == 0 else {}
+
+    def ask_node_ids(self) -> Dict[int, int]:
+        """As node_ids, but raises ToolMissing, ToolUnusable or ToolError that says why it cannot be told."""
+        return output.parse_node_ids(self._ask("dis_config", "-gn"))
+
+    def node_id_of(self, hostname: str) -> int:
+        """The node id of a host of the cluster, from ``disinfo`` beside the tool.
+
+        Raises ToolMissing, ToolUnusable, ToolError or ToolUnreadable where that cannot tell.
+        """
+        return output.parse_node_id(hostname, self._ask("disinfo", "get-nodeid", "-hostname", hostname))
+
+    def _ask(self, program: str, *args: str) -> str:
+        """What another program of the vendor's prints, which is beside the tool."""
+        beside = os.path.join(os.path.dirname(self.path), program)
+        if not os.path.exists(beside):
+            raise ToolMissing(f"there is no {program} beside {self.path}")
+        finished = run([beside, *args], self._limit)
+        if finished.status != 0:
+            raise self._failure(finished, [beside, *args])
+        return finished.stdout
 
     def _run(self, *args: str) -> Finished:
         return run([self.path, *args], self._limit)
@@ -149,7 +166,7 @@ class SmartioTool:
         """A command that changes nothing; its standard output."""
         finished = self._run(*args)
         if finished.status != 0:
-            raise self._failure(finished, args)
+            raise self._failure(finished, [self.path, *args])
         return finished.stdout
 
     def _change(self, *args: str) -> str:
@@ -157,13 +174,12 @@ class SmartioTool:
         finished = self._run(*args)
         if finished.status == 0:
             return finished.stdout
-        error = self._failure(finished, args)
-        if isinstance(error, ToolError) and error.says_done:
+        error = self._failure(finished, [self.path, *args])
+        if error.says_done:
             return finished.stdout
         raise error
 
-    def _failure(self, finished: Finished, args: Tuple[str, ...]) -> ToolError:
-        command = [self.path, *args]
+    def _failure(self, finished: Finished, command: List[str]) -> ToolError:
         if finished.status < 0:
             return ToolError(
                 f"'{spell(command)}' was ended by signal {-finished.status}; run it by hand to see why",
@@ -173,4 +189,4 @@ class SmartioTool:
             )
         asked = any(_QUESTION.search(stream[-200:].strip()) for stream in (finished.stdout, finished.stderr))
         where = " (it asked a question, which nobody can answer here)" if asked else ""
-        return exited(command, finished.status, finished.output, self._kernel_log(list(args[1:])), where)
+        return exited(command, finished.status, finished.output, self._kernel_log(command[2:]), where)

@@ -57,6 +57,35 @@ def test_by_fdid(fabric: Fabric, quirks: Dict[str, Any]) -> None:
     assert "nvme-STUB_" in str(device["by_id"])
 
 
+def test_filesystems(fabric: Fabric) -> None:
+    """Links by UUID with the node of each, as they are when the answer is made."""
+    borrower, fdids = make(fabric)
+    links = borrower.dev / "disk/by-uuid"
+    links.mkdir(parents=True)
+    for name, node in (("B-1", "nvme20n1p1"), ("A-2", "nvme20n1"), ("C-3", "sda1")):
+        (links / name).symlink_to(f"../../{node}")
+    (device,) = good(borrower, MODULE, fdid=fdids[DRIVE])["devices"]
+    found = {str(links / "A-2"): f"{borrower.dev}/nvme20n1", str(links / "B-1"): f"{borrower.dev}/nvme20n1p1"}
+    assert device["by_uuid"] == found
+    (device,) = good(borrower, MODULE, fdid=fdids[DRIVE], state="returned")["devices"]
+    assert device["by_uuid"] is None
+
+
+def test_errors_of_claims_have_their_labels(fabric: Fabric) -> None:
+    """Of a claim that falls short, of one whose label holds something else, and of a driver that does not come."""
+    borrower, fdids = make(fabric, vdev_driver=None)
+    good(borrower, MODULE, fdid=fdids[DRIVE], label="held", wait_for="vdev")
+    claims = [
+        {"select": {"node_id": 99}, "label": "short"},
+        {"select": {"vendor_id": "10de"}, "label": "held"},
+        {"fdid": fdids[FAR], "label": "late"},
+        {"fdid": fdids[DRIVE2], "label": "well"},
+    ]
+    result = bad(borrower, MODULE, devices=claims, timeout=0)
+    assert sorted(error["label"] for error in result["errors"]) == ["held", "late", "short", "well"]
+    assert sorted(got(result)) == sorted([fdids[DRIVE2], fdids[FAR]])
+
+
 @pytest.mark.parametrize("form", ["0x{}", "{}", "0X{}"])
 def test_forms_of_an_fdid(fabric: Fabric, form: str) -> None:
     borrower, fdids = make(fabric)

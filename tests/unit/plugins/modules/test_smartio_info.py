@@ -128,6 +128,16 @@ def test_a_device_that_cannot_be_shown(fabric: Fabric, two_quirks: Dict[str, Any
     assert set(fdids.values()) - {fdids[FAR]} <= set(shown(result))
 
 
+def test_what_is_remembered(fabric: Fabric) -> None:
+    """Also of a device whose lender is not there any more."""
+    node, fdids = make(fabric)
+    good(node, "smartio_borrow", devices=[{"fdid": fdids[GPU], "label": "cuda"}, {"fdid": fdids[FAR]}])
+    fabric.set_device(fdids[GPU], hidden_until=10**6)
+    result = good(node, MODULE, fdids=[])
+    assert result["borrowed"] == [{"fdid": fdids[GPU], "label": "cuda"}, {"fdid": fdids[FAR], "label": None}]
+    assert result["devices"] == []
+
+
 def test_without_a_tool(fabric: Fabric) -> None:
     node = fabric.node(8)
     node.tool.unlink()

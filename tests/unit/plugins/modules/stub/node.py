@@ -50,6 +50,7 @@ DEFAULTS: Dict[str, Any] = {
     "transparent": [],  # hardware that scan finds
     "parameters": ["autoborrow_transparent", "verbose"],
     "dis_config": "works",
+    "disinfo": {},  # host -> the node id that is printed (text), or an exit status
     "rules": [],  # faults, see rule()
 }
 
@@ -266,7 +267,7 @@ class Node:
             f"#!{python} -IS\nimport sys\nsys.path.insert(0, {str(library)!r})\nimport smartio_stub\n"
             f"sys.exit(smartio_stub.main({str(self.tool.parent)!r}))\n"
         )
-        for name in ("smartio_tool", "dis_config"):
+        for name in ("smartio_tool", "dis_config", "disinfo"):
             path = self.tool.parent / name
             path.write_text(launcher)
             path.chmod(0o755)

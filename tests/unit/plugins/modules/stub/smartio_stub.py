@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the iofabric.sharing contributors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A stand-in for ``smartio_tool`` and ``dis_config``, written from the manual page alone, for tests.
+"""A stand-in for ``smartio_tool``, ``dis_config`` and ``disinfo``, written from the manual page alone, for tests.
 
 All nodes of a fabric share one state file; every node has a folder with its own copy of the two commands and a
 ``stub.json`` with its node id and its quirks (``node.DEFAULTS`` lists them). Every call is logged before anything
@@ -644,6 +644,16 @@ def dis_config(config: Dict[str, Any], args: List[str]) -> None:
     say(f"Card {config['adapter'] + 1} - NodeId:  {config['node_id']}")
 
 
+def disinfo(config: Dict[str, Any], args: List[str]) -> None:
+    """The table of hosts is the fabric's; ``disinfo`` (a quirk) is what it prints for a host, or an exit status."""
+    if args[:2] != ["get-nodeid", "-hostname"] or len(args) != 3:
+        raise Exit(1, "usage: disinfo get-nodeid -hostname <hostname>")
+    answer = config["disinfo"].get(args[2], 2)
+    if isinstance(answer, int):
+        raise Exit(answer, f"unknown host {args[2]}")
+    say(answer)
+
+
 CONFIG: Dict[str, Any] = {}
 
 
@@ -653,7 +663,7 @@ def main(folder: str) -> int:
     name = os.path.basename(sys.argv[0])
     log_call(CONFIG, [name, *sys.argv[1:]])
     try:
-        {"smartio_tool": smartio_tool, "dis_config": dis_config}[name](CONFIG, sys.argv[1:])
+        {"smartio_tool": smartio_tool, "dis_config": dis_config, "disinfo": disinfo}[name](CONFIG, sys.argv[1:])
     except Exit as end:
         sys.stdout.flush()
         if end.text:
