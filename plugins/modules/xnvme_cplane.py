@@ -23,6 +23,8 @@ description:
     V(started) is refused where it does not. V(stopped) and V(restarted) end it when nobody is connected.
   - V(started) and V(restarted) refuse an id whose socket belongs to another user than root or that of the run, whatever
     it serves, and also with O(force).
+  - A unit that still waits to start its server, since what is claimed is not borrowed yet, is stopped for V(stopped),
+    and started anew for the other states.
   - A server that has the socket and cannot be understood (it hangs, or speaks another version of the wire format) is
     refused by all states unless O(force) is given.
 options:
@@ -98,8 +100,10 @@ options:
     type: str
   manager:
     description:
-      - V(process), a detached process. V(systemd), an instance of the unit C(xnvme-cplane@.service).
-      - V(auto) takes V(systemd) where the unit is installed.
+      - V(process), a detached process. V(systemd), an instance of the unit C(xnvme-cplane@.service), which
+        P(iofabric.sharing.cplane_server#role) installs. It starts a server again that ended by accident, and resolves
+        C(claim:LABEL) anew each time.
+      - V(auto) takes V(systemd) where the unit is installed, and O(state_dir) is not given.
     type: str
     choices: [auto, systemd, process]
     default: auto
@@ -281,7 +285,7 @@ servers:
       sample: 0
     restart_pending:
       description:
-        - The server runs with other settings than the wanted ones, and has clients.
+        - The server runs with other settings than the wanted ones, or its program or unit changed, and has clients.
         - M(iofabric.sharing.xnvme_cplane_info) knows no wanted ones and compares with what the server was started with.
       type: bool
     controllers:
@@ -316,7 +320,7 @@ servers:
           description: Whether the server answered for the controller.
           type: bool
     error:
-      description: Why a server that is there could not be understood.
+      description: Why a server that is there could not be understood, or what its unit waits for to start it.
       type: str
     action:
       description:

@@ -368,5 +368,7 @@ class SystemdManager:
         done = systemctl([verb, *options, unit], timeout)
         if done.returncode != 0:
             # The lines behind the first one only say where to look.
-            said = (done.stdout + done.stderr).strip().partition("\n")[0].strip(" .") or f"exit status {done.returncode}"
+            said = (done.stdout + done.stderr).strip().partition("\n")[0].strip(
+                " ."
+            ) or f"exit status {done.returncode}"
             raise CplaneError(f"'systemctl {verb} {unit}' failed: {said}; see 'journalctl -u {unit}'")

@@ -49,7 +49,7 @@ def _check_file(label: str, path: str, size: Optional[int]) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise ConfigError(f"{where} is not a regular file")
     if not os.access(path, os.R_OK | os.W_OK, effective_ids=True):
-        raise ConfigError(f"{where} cannot be read and written by this user")
+        raise ConfigError(f"{where} {_why_not(path) or 'cannot be read and written by this user'}")
     if not (found.st_size or size) or found.st_size % PAGE or (size and found.st_size not in (0, size)):
         raise ConfigError(
             f"{where} has {found.st_size} bytes, not {size or 'a multiple of 4096'}; give its size, or move it away"
@@ -63,4 +63,10 @@ def _check_new(where: str, path: str, size: Optional[int]) -> None:
     if size is None:
         raise ConfigError(f"{where}: there is no such file; create it, or give its size")
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
-        raise ConfigError(f"{where}: this user cannot create files in {folder}")
+        raise ConfigError(f"{where} {_why_not(folder) or f'cannot be created by this user in {folder}'}")
+
+
+def _why_not(path: str) -> str:
+    """Why nobody can write there, in words; empty where others could."""
+    read_only = os.statvfs(path).f_flag & os.ST_RDONLY
+    return "lies where all is read-only (a unit needs ReadWritePaths= for its folder)" if read_only else ""
