@@ -30,11 +30,16 @@ _SOURCES = (
     "_cplane/errors.py",
     "_cplane/example.py",
     "_cplane/heap.py",
+    "_cplane/holders.py",
     "_cplane/listener.py",
     "_cplane/nvme.py",
     "_cplane/qpair.py",
     "_cplane/server.py",
+    "_cplane/vfio.py",
+    "_cplane/vfio_backend.py",
     "_cplane/wire.py",
+    "_pci/address.py",
+    "_pci/sysfs.py",
     "_plan.py",
 )
 """What the server needs of module_utils, and nothing else."""
@@ -51,7 +56,9 @@ _TIME = (1980, 1, 1, 0, 0, 0)
 def contents(module_utils: Path) -> Dict[str, bytes]:
     """Return what goes into the archive, by name."""
     files = {f"{_PACKAGE}/{name}": (module_utils / name).read_bytes() for name in _SOURCES}
-    files[f"{_PACKAGE}/__init__.py"] = b""
+    # A folder without __init__.py is no package in an archive before Python 3.13.
+    for package in (_PACKAGE, f"{_PACKAGE}/_pci"):
+        files[f"{package}/__init__.py"] = b""
     files["__main__.py"] = _MAIN.encode("ascii")
     return files
 
