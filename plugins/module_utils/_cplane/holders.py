@@ -17,6 +17,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 _LISTENING = 0x10000
 _CONNECTED = 3
 _SOCKET = re.compile(r"socket:\[([0-9]+)\]\Z")
+_GROUP = re.compile(r"/vfio/[0-9]+\Z")
 _DEVICE = "anon_inode:[vfio-device]"
 _DEVICE_PATH = "vfio-device-syspath:"
 _SYS_KCMP, _KCMP_FILE = 312, 0  # of x86-64
@@ -77,35 +78,33 @@ def _holds(pid: int, inodes: Set[str], proc: str) -> bool:
         return False
 
 
-def vfio_holders(node: str, bdf: str, proc: str = "/proc", server: Optional[int] = None) -> List[str]:
-    """Name the processes that keep device ``bdf`` or the file ``node`` of its group open, as ``python3 (pid 812)``.
+def has_open(pid: int, path: str, proc: str = "/proc") -> bool:
+    """Whether a process has a file open, as far as can be seen."""
+    return any(target == path for _fd, target in _files(pid, proc))
 
-    Left out are this process and ``server``, which runs and holds them by right. A client has only the descriptor that
-    it was handed. Which device that is, a kernel before 6.11 does not tell: beside a server such a process counts when
-    what it has is the server's, else whenever it opened no group of its own.
+
+def vfio_holders(node: str, bdf: str, proc: str = "/proc", server: Optional[int] = None) -> List[str]:
+    """Name the processes that have device ``bdf``, or the file ``node`` of its group, open, as ``python3 (pid 812)``.
+
+    Left out are this process and ``server``, which has both by right. A client of a server has no more than the
+    descriptor that it was handed, and which device that is, a kernel before 6.11 does not tell. Such a process is
+    named when it has what ``server`` has, or without one when it opened no group of its own.
     """
-    ours = [] if server is None else [fd for fd, target in _files(server, proc) if target == _DEVICE]
+    ours = [fd for fd, target in _files(server, proc) if target == _DEVICE] if server is not None else []
     found = []
     for pid in sorted(_others(os.getpid(), proc)):
-        if pid == server:
-            continue
-        files = list(_files(pid, proc))
-        if any(target == node for _fd, target in files) or _has_device(pid, files, bdf, proc, server, ours):
+        files = [] if pid == server else list(_files(pid, proc))
+        devices = [fd for fd, target in files if target == _DEVICE]
+        paths = {fd: _device_path(pid, fd, proc) for fd in devices}
+        held = any(target == node for _fd, target in files) or any(path.endswith("/" + bdf) for path in paths.values())
+        untold = [fd for fd in devices if not paths[fd]]
+        if server is not None:
+            held = held or any(_same_file(pid, fd, server, mine) for fd in untold for mine in ours)
+        elif untold and not held:
+            held = not any(_GROUP.search(target) for _fd, target in files)
+        if held:
             found.append(f"{_command(pid, proc)} (pid {pid})")
     return found
-
-
-def _has_device(
-    pid: int, files: List[Tuple[int, str]], bdf: str, proc: str, server: Optional[int], ours: List[int]
-) -> bool:
-    devices = [fd for fd, target in files if target == _DEVICE]
-    paths = {fd: _device_path(pid, fd, proc) for fd in devices}
-    untold = [fd for fd in devices if not paths[fd]]
-    if any(path.rpartition("/")[2] == bdf for path in paths.values()):
-        return True
-    if server is not None:
-        return any(_same_file(pid, fd, server, mine) for fd in untold for mine in ours)
-    return bool(untold) and not any(re.search(r"/vfio/[0-9]+\Z", target) for _fd, target in files)
 
 
 def _device_path(pid: int, fd: int, proc: str) -> str:

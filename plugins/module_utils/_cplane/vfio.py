@@ -17,11 +17,11 @@ import os
 import resource
 import struct
 from dataclasses import dataclass
-from typing import Dict, List, NamedTuple, Sequence, Tuple, Union
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from .._pci.sysfs import Sysfs
 from .errors import ConfigError, CplaneError, DeviceBusy
-from .holders import vfio_holders
+from .holders import has_open, vfio_holders
 
 DRIVER = "vfio-pci"
 _NVME_CLASS = "010802"
@@ -72,8 +72,6 @@ _MSI_WINDOW = 0xFEE00000
 """Where x86 has interrupts instead of memory; for kernels that do not tell what is reserved."""
 
 _EFD_NONBLOCK, _EFD_CLOEXEC = 0o4000, 0o2000000
-
-Ioctl = Union[bytes, bytearray]
 
 
 @dataclass(frozen=True)
@@ -147,6 +145,36 @@ def _check_node(bdf: str, group: str, places: Places) -> None:
     raise ConfigError(f"{bdf}: there is no {places.node(group)}; load the modules vfio-pci and vfio_iommu_type1")
 
 
+def check_free(bdf: str, places: Places = HOST, server: Optional[int] = None) -> None:
+    """Raise ConfigError when a controller cannot be opened, DeviceBusy when somebody has it.
+
+    ``server`` is a process that has it by right and is about to be replaced: its clients count, itself it does not.
+    """
+    node = places.node(check_device(bdf, places))
+    try:
+        os.close(_open_group(bdf, node, places.proc))
+    except DeviceBusy:
+        if server is None or not has_open(server, node, places.proc):
+            raise
+        holders = vfio_holders(node, bdf, places.proc, server)
+        if holders:
+            raise _busy(bdf, node, holders) from None
+
+
+def _open_group(bdf: str, node: str, proc: str) -> int:
+    try:
+        return os.open(node, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise _not_opened(node, error) from None
+    raise _busy(bdf, node, vfio_holders(node, bdf, proc))
+
+
+def _busy(bdf: str, node: str, holders: List[str]) -> DeviceBusy:
+    by = f", by {' and '.join(holders)}; end that first" if holders else ", and cannot be seen by what"
+    return DeviceBusy(f"{bdf}: {node} is in use{by}", holders=holders)
+
+
 # -- structures ---------------------------------------------------------------------------------------------------
 
 
@@ -200,24 +228,11 @@ class Container:
         try:
             for bdf, group in self._of.items():
                 if group not in self._groups:
-                    self._groups[group] = fd = self._open_group(bdf, group)
+                    self._groups[group] = fd = _open_group(bdf, places.node(group), places.proc)
                     self._attach(bdf, group, fd)
         except CplaneError:
             self.close()
             raise
-
-    def _open_group(self, bdf: str, group: str) -> int:
-        path = self._places.node(group)
-        try:
-            return os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            if error.errno != errno.EBUSY:
-                raise _not_opened(path, error) from None
-        holders = vfio_holders(path, bdf, self._places.proc)
-        raise DeviceBusy(
-            f"{bdf}: {path} is in use{', by ' + ' and '.join(holders) if holders else ''}; end what uses it first",
-            holders=holders,
-        )
 
     def _attach(self, bdf: str, group: str, fd: int) -> None:
         status = bytearray(_GROUP_STATUS.pack(_GROUP_STATUS.size, 0))
