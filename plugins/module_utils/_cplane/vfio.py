@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from .._pci.sysfs import Sysfs
-from .errors import ConfigError, CplaneError, DeviceBusy
+from .errors import ConfigError, CplaneError, DeviceBusy, NotYet
 from .holders import has_open, vfio_holders
 
 DRIVER = "vfio-pci"
@@ -93,7 +93,7 @@ HOST = Places()
 
 
 def check_device(bdf: str, places: Places = HOST) -> str:
-    """Return the IOMMU group of a controller that can be opened; raises ConfigError that says what to do otherwise."""
+    """Return the IOMMU group of a controller that can be opened; raises ConfigError or NotYet that say what to do."""
     sysfs = Sysfs(places.sysfs)
     if sysfs.inode(bdf) is None:
         raise ConfigError(f"{bdf}: there is no such PCI device on this host")
@@ -107,7 +107,7 @@ def check_device(bdf: str, places: Places = HOST) -> str:
         )
     if device.driver != DRIVER:
         has = f"is bound to {device.driver}, not to {DRIVER}" if device.driver else "has no driver"
-        raise ConfigError(f"{bdf} {has}; bind it with iofabric.sharing.pci_driver and 'driver: {DRIVER}'")
+        raise NotYet(f"{bdf} {has}; bind it with iofabric.sharing.pci_driver and 'driver: {DRIVER}'")
     _check_group(bdf, device.iommu_group, sysfs)
     _check_node(bdf, device.iommu_group, places)
     return device.iommu_group
@@ -117,7 +117,7 @@ def _check_group(bdf: str, group: str, sysfs: Sysfs) -> None:
     """Nothing of the group may be in the hands of a driver that could have it do DMA."""
     others = [f"{other} ({driver})" for other, driver in _others(bdf, group, sysfs) if driver not in _HARMLESS]
     if others:
-        raise ConfigError(
+        raise NotYet(
             f"IOMMU group {group} of {bdf} is not viable: {', '.join(others)} must be taken from its driver, too; "
             "bind the whole group with iofabric.sharing.pci_driver and 'group: include'"
         )
@@ -142,11 +142,11 @@ def _check_node(bdf: str, group: str, places: Places) -> None:
         return
     if os.path.exists(places.node(f"noiommu-{group}")):
         raise ConfigError(f"{bdf} is open to {DRIVER} without an IOMMU only, which would let it write anywhere")
-    raise ConfigError(f"{bdf}: there is no {places.node(group)}; load the modules vfio-pci and vfio_iommu_type1")
+    raise NotYet(f"{bdf}: there is no {places.node(group)}; load the modules vfio-pci and vfio_iommu_type1")
 
 
 def check_free(bdf: str, places: Places = HOST, server: Optional[int] = None) -> None:
-    """Raise ConfigError when a controller cannot be opened, DeviceBusy when somebody has it.
+    """Raise ConfigError or NotYet when a controller cannot be opened, DeviceBusy when somebody has it.
 
     ``server`` is a process that has it by right and is about to be replaced: its clients count, itself it does not.
     """
@@ -294,7 +294,7 @@ def _open_vfio(path: str) -> int:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise ConfigError(f"there is no {path}; load the modules vfio-pci and vfio_iommu_type1") from None
+        raise NotYet(f"there is no {path}; load the modules vfio-pci and vfio_iommu_type1") from None
     except OSError as error:
         raise _not_opened(path, error) from None
     if fcntl.ioctl(fd, _GET_API_VERSION) or fcntl.ioctl(fd, _CHECK_EXTENSION, _TYPE1V2) != 1:

@@ -71,3 +71,9 @@ def test_one_file_under_two_names_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(4096))
     with pytest.raises(ConfigError, match="another controller"):
         preflight.check_startable([f"emu:a?path={tmp_path}/file", f"emu:b?path={tmp_path}/link"], None)
+
+
+def test_real_controllers_are_looked_at() -> None:
+    """Before a server that serves something else is taken away for them."""
+    with pytest.raises(ConfigError, match=r"ffff:fe:1f\.7: there is no such PCI device"):
+        preflight.check_startable(["emu:a", "ffff:fe:1f.7"], None)
