@@ -8,7 +8,9 @@ from __future__ import annotations
 import abc
 import errno
 import platform
-from typing import Optional, Sequence
+import signal
+import threading
+from typing import Callable, Optional, Sequence
 
 from . import nvme
 from .errors import ConfigError
@@ -20,6 +22,17 @@ def check_machine(label: str) -> None:
         raise ConfigError(
             f"{label}: serving controllers needs x86-64, where stores keep their order; this is {platform.machine()}"
         )
+
+
+def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
+    """Start a thread that takes no signal: those are the main thread's, which another one would not wake."""
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return thread
 
 
 class Backend(abc.ABC):

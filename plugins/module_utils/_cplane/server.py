@@ -19,7 +19,6 @@ import contextlib
 import errno
 import os
 import select
-import signal
 import socket
 import sys
 import threading
@@ -28,7 +27,7 @@ from collections import deque
 from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, TypeVar, Union
 
 from . import wire
-from .backend import Backend
+from .backend import Backend, start_thread
 from .client import DIRECTORY
 from .config import Config, EmulatedConfig, PciConfig, parse_controllers, served_uris
 from .emulated import EmulatedBackend
@@ -205,8 +204,7 @@ class _Worker:
         self._changed = threading.Condition()
         self._finish = finish
         self._every, self._idle = every, idle
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, name)
 
     def submit(self, job: Optional[_Job]) -> None:
         """Have a job run after all that were submitted before."""
@@ -403,18 +401,13 @@ class _Server:
             ) from None
         self._descriptor = Descriptor(KIND_ARITHMETIC, self._heap.nbytes).pack()
         self._desc_offset = self._place(self._descriptor)
-        # Signals are the main thread's: a worker that takes one would not wake it.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            self._memory = _Worker("memory", self._finish)
-            for backend in self._backends:
-                record = Record(
-                    backend.timeout_ms, backend.cap, backend.cc, self._heap.nbytes, self._desc_offset, backend.uri
-                ).pack()
-                worker = _Worker(backend.label, self._finish, backend.check_every, backend.check)
-                self._served.append(_Served(backend, self._place(record), record, worker))
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._memory = _Worker("memory", self._finish)
+        for backend in self._backends:
+            record = Record(
+                backend.timeout_ms, backend.cap, backend.cc, self._heap.nbytes, self._desc_offset, backend.uri
+            ).pack()
+            worker = _Worker(backend.label, self._finish, backend.check_every, backend.check)
+            self._served.append(_Served(backend, self._place(record), record, worker))
 
     def _open_backends(self, configs: Sequence[Config], opener: Opener, heap: Heap) -> None:
         """All of them before the first thread, since emulated controllers fork, and those before a real one is open."""

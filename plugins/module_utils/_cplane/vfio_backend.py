@@ -19,7 +19,7 @@ import time
 from typing import Callable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from . import nvme
-from .backend import Backend, check_machine
+from .backend import Backend, check_machine, start_thread
 from .config import MAX_QUEUES
 from .errors import ConfigError, CplaneError
 from .heap import PAGE, Heap, sealed_memfd
@@ -48,6 +48,7 @@ _ZEROS = bytes(1 << 20)
 _NAP_SHARE, _NAP_MIN, _NAP_MAX = 20, 20e-6, 5e-3
 _LOOK_EVERY = 1e-3
 _GONE = 0xFFFFFFFF
+"""What reads of nothing give on PCI Express; zero, on some bridges and in QEMU."""
 _NVM_COMMAND_SET = 1 << 37
 _READY_INDEPENDENT = 1 << 59
 
@@ -256,8 +257,9 @@ class VfioBackend(Backend):
             device.signal(irq, event)
             self._alarm.register(event, select.EPOLLIN)
         self._alarm.register(self._own_alarm, select.EPOLLIN)
-        if self._read(nvme.VS) == _GONE:
-            raise ConfigError(f"{self.label} does not answer: its registers read as all ones")
+        version = self._read(nvme.VS)
+        if version in (0, _GONE):
+            raise CplaneError(f"{self.label} does not answer: its registers read as {version:#x}")
         self.cap = self._read(nvme.CAP) | self._read(nvme.CAP + 1) << 32
         self._check_capabilities()
         self.cc = nvme.CC_ENABLED
@@ -453,14 +455,17 @@ class VfioBackend(Backend):
             return
         try:
             status = self._read(nvme.CSTS)
+            if status & nvme.CSTS_RDY and not status & nvme.CSTS_CFS:
+                return
+            version = self._read(nvme.VS)
         except OSError as error:
             self._fail(f"its registers cannot be reached ({error.strerror})")
             return
-        if status == _GONE:
-            self._fail("it was pulled: its registers read as all ones")
+        if version in (0, _GONE):
+            self._fail(f"it was pulled (registers read as {version:#x})")
         elif status & nvme.CSTS_CFS:
             self._fail("it reports a fatal status (CSTS.CFS)")
-        elif not status & nvme.CSTS_RDY:
+        else:
             self._fail("it was reset or disabled by somebody else (CSTS.RDY)")
 
     def _fail(self, cause: str) -> None:
@@ -476,7 +481,8 @@ class VfioBackend(Backend):
         self._ended = True
         self.nsq_total = self.ncq_total = 0
         self._cut_off()
-        self._device.release()
+        # Not here: a kernel that resets a device which was pulled waits for it, for more than a minute.
+        start_thread(self._device.release, f"{self.label} let go")
         if self._cause:
             return self._cause
         if self._wanted in found:
