@@ -27,8 +27,9 @@ ID = 7
 sys.path.insert(0, PROGRAM)
 from iofabric_sharing._cplane import nvme
 from iofabric_sharing._cplane.client import connect
-from iofabric_sharing._cplane.errors import CplaneError, RequestFailed
+from iofabric_sharing._cplane.errors import CplaneError, DeviceBusy, RequestFailed
 from iofabric_sharing._cplane.qpair import Attached
+from iofabric_sharing._cplane.vfio import check_free
 
 
 def until(condition, what, seconds=60):
@@ -399,8 +400,11 @@ def stray(index, lba):
 # -- a controller that goes ---------------------------------------------------------------------------------------
 
 
-def watch(path):
-    """Work on two controllers until a file is there; what became of either is written beside it."""
+def watch(path, close):
+    """Work on two controllers until a file is there; what became of either is written beside it.
+
+    Whether what failed is closed: to close a device that was pulled can take the kernel more than a minute.
+    """
     with connect(ID) as connection:
         attached = [Attached(connection, index) for index in (0, 1)]
         queues = [one.queue_pair(16) for one in attached]
@@ -416,7 +420,8 @@ def watch(path):
                     found["errors"][index] = error.message
                     found["statuses"] = [failure(connection.alloc_ioqpair, index, 16), connection.try_status(index)[1]]
                     queues[index].close()
-                    attached[index].close()
+                    if int(close):
+                        attached[index].close()
                 found["done"][index] += 1
                 found["after"][index] += any(found["errors"])
             write(path + ".new", json.dumps(found))
@@ -466,19 +471,32 @@ def turns(count, *arguments):
             attached.heap[buffer : buffer + 4096] = last
             do(queue, nvme.WRITE, 2048, buffer, 4096)
         times.append([server["seconds"], stop(server["pid"])["seconds"]])
-    return {"times": times, "sha256": hashlib.sha256(last).hexdigest()}
+    return {"times": times, "said": said(), "sha256": hashlib.sha256(last).hexdigest()}
 
 
 def crash(*arguments):
     """Kill a server whose client stays: the next one cannot start and says why, until the client is gone, too."""
     server = start(*arguments)
+    group = os.path.basename(os.readlink(f"{SYS}/devices/{arguments[0]}/iommu_group"))
+    check_free(arguments[0], server=server["pid"])
     client = holder(2)
+    try:
+        check_free(arguments[0], server=server["pid"])
+        preflight = []
+    except DeviceBusy as error:
+        preflight = error.details["holders"]
     stop(server["pid"], signal.SIGKILL)
     words = refused(*arguments)
     client.kill()
     client.wait()
     again = start(*arguments)
-    return {"client": client.pid, "words": words, "pid": again["pid"], "said": again["said"]}
+    return {
+        "client": client.pid,
+        "node": f"/dev/vfio/{group}",
+        "preflight": preflight,
+        "words": words,
+        "pid": again["pid"],
+    }
 
 
 STEPS = {
