@@ -9,6 +9,7 @@ fails with a traceback.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import mmap
@@ -18,39 +19,53 @@ import struct
 import subprocess
 import sys
 import time
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 PROGRAM = "/tmp/cplaned.pyz"  # noqa: S108 (in the guest)
 OUTPUT = "/tmp/cplaned.out"  # noqa: S108
 SYS = "/sys/bus/pci"
 ID = 7
 
-sys.path.insert(0, PROGRAM)
-from iofabric_sharing._cplane import nvme
-from iofabric_sharing._cplane.client import connect
-from iofabric_sharing._cplane.errors import CplaneError, DeviceBusy, RequestFailed
-from iofabric_sharing._cplane.qpair import Attached
-from iofabric_sharing._cplane.vfio import check_free
+if TYPE_CHECKING:
+    from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import nvme
+    from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.client import Connection, Status, connect
+    from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.errors import (
+        CplaneError,
+        DeviceBusy,
+        RequestFailed,
+    )
+    from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.qpair import Attached, Queue
+    from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.vfio import check_free
+else:
+    sys.path.insert(0, PROGRAM)
+    from iofabric_sharing._cplane import nvme
+    from iofabric_sharing._cplane.client import connect
+    from iofabric_sharing._cplane.errors import CplaneError, DeviceBusy, RequestFailed
+    from iofabric_sharing._cplane.qpair import Attached
+    from iofabric_sharing._cplane.vfio import check_free
 
 
-def until(condition, what, seconds=60):
+def until(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
     """Wait until something is true; returns it."""
     end = time.monotonic() + seconds
-    while not condition():
+    found = condition()
+    while not found:
         assert time.monotonic() < end, f"{what}: not within {seconds} s"
         time.sleep(0.02)
-    return condition()
+        found = condition()
+    return found
 
 
 # -- drivers ------------------------------------------------------------------------------------------------------
 
 
-def write(path, text):
+def write(path: str, text: str) -> None:
     """Write an attribute."""
     with open(path, "w") as file:
         file.write(text)
 
 
-def driver_of(bdf):
+def driver_of(bdf: str) -> Optional[str]:
     """The bound driver's name."""
     try:
         return os.path.basename(os.readlink(f"{SYS}/devices/{bdf}/driver"))
@@ -58,7 +73,7 @@ def driver_of(bdf):
         return None
 
 
-def bind(driver, *bdfs):
+def bind(driver: str, *bdfs: str) -> Dict[str, Optional[str]]:
     """Give devices to a driver, or ("default") to the one that the kernel chooses."""
     for bdf in bdfs:
         if driver_of(bdf):
@@ -68,10 +83,10 @@ def bind(driver, *bdfs):
     return {bdf: driver_of(bdf) for bdf in bdfs}
 
 
-def kernel_reads(bdf, start, nbytes):
+def kernel_reads(bdf: str, start: str, nbytes: str) -> str:
     """SHA-256 of what the kernel's own driver finds on a disk, past its cache."""
 
-    def disk():
+    def disk() -> Optional[str]:
         try:
             name = os.listdir(f"{SYS}/devices/{bdf}/nvme")[0]
             return next(entry for entry in os.listdir("/dev") if entry == f"{name}n1")
@@ -79,17 +94,17 @@ def kernel_reads(bdf, start, nbytes):
             return None
 
     fd = os.open("/dev/" + until(disk, f"a disk of {bdf}"), os.O_RDONLY | os.O_DIRECT)
-    with mmap.mmap(-1, nbytes) as buffer:
-        done = os.preadv(fd, [buffer], start)
+    with mmap.mmap(-1, int(nbytes)) as buffer:
+        done = os.preadv(fd, [buffer], int(start))
         os.close(fd)
-        assert done == nbytes
+        assert done == int(nbytes)
         return hashlib.sha256(buffer[:]).hexdigest()
 
 
 # -- the server ---------------------------------------------------------------------------------------------------
 
 
-def start(*arguments):
+def start(*arguments: str) -> Dict[str, Any]:
     """Start a server, and wait until it answers; returns its pid and how long that took."""
     begin = time.monotonic()
     with open(OUTPUT, "wb") as output:
@@ -101,7 +116,7 @@ def start(*arguments):
             start_new_session=True,
         )
 
-    def ready():
+    def ready() -> bool:
         assert server.poll() is None, said()
         return "started" in said()
 
@@ -109,7 +124,7 @@ def start(*arguments):
     return {"pid": server.pid, "seconds": round(time.monotonic() - begin, 2), "said": said()}
 
 
-def refused(*arguments):
+def refused(*arguments: str) -> str:
     """What a server says that cannot start."""
     done = subprocess.run(
         [sys.executable, PROGRAM, "serve", *arguments, "--homi-id", "8"],
@@ -123,13 +138,13 @@ def refused(*arguments):
     return done.stdout.decode()
 
 
-def said():
+def said() -> str:
     """What the server wrote."""
     with open(OUTPUT) as file:
         return file.read()
 
 
-def state(pid):
+def state(pid: int) -> str:
     """The state of a process, empty when it is gone."""
     try:
         with open(f"/proc/{pid}/stat") as file:
@@ -138,18 +153,18 @@ def state(pid):
         return ""
 
 
-def stop(pid, number=signal.SIGTERM):
+def stop(pid: str, number: int = signal.SIGTERM) -> Dict[str, Any]:
     """End a server, and wait until nothing of it is left; returns how long that took."""
     begin = time.monotonic()
-    os.kill(int(pid), int(number))
-    until(lambda: state(pid) in ("", "Z"), "the end of the server")
+    os.kill(int(pid), number)
+    until(lambda: state(int(pid)) in ("", "Z"), "the end of the server")
     return {"seconds": round(time.monotonic() - begin, 2), "said": said()}
 
 
 # -- clients ------------------------------------------------------------------------------------------------------
 
 
-def identify(attached, connection, cns, nsid):
+def identify(attached: Attached, connection: Connection, cns: int, nsid: int) -> bytes:
     """Identify into a buffer; the data."""
     buffer = connection.alloc_buf(nvme.PAGE)
     attached.heap[buffer : buffer + nvme.PAGE] = b"\xaa" * nvme.PAGE
@@ -160,14 +175,14 @@ def identify(attached, connection, cns, nsid):
     return data
 
 
-def do(queue, opcode, lba, buffer, nbytes, cid=0):
+def do(queue: Queue, opcode: int, lba: int, buffer: int, nbytes: int, cid: int = 0) -> None:
     """One transfer of whole blocks of 512 bytes."""
     queue.transfer(opcode, 1, lba, nbytes // 512, buffer, nbytes, cid)
     completion = queue.wait(30)
     assert (completion.status, completion.cid) == (0, cid), completion
 
 
-def failure(call, *arguments):
+def failure(call: Callable[..., object], *arguments: int) -> int:
     """The status that a request fails with."""
     try:
         call(*arguments)
@@ -176,23 +191,23 @@ def failure(call, *arguments):
     raise AssertionError("it did not fail")
 
 
-def session(index, serial, start):
+def session(index: str, serial: str, start: str) -> Dict[str, Any]:
     """Everything that a client can do with a controller; returns what it wrote, at byte ``start``."""
-    index, lba = int(index), int(start) // 512
+    place = int(index)
     with connect(ID) as connection:
-        status = connection.status(index)
+        status = connection.status(place)
         assert status.nsq_total == status.ncq_total == 64
-        assert failure(connection.alloc_ioqpair, index, 16) == -107
-        with Attached(connection, index) as attached:
+        assert failure(connection.alloc_ioqpair, place, 16) == -107
+        with Attached(connection, place) as attached:
             check_records(attached, status)
             check_admin(attached, connection, serial)
             check_queue_commands(attached, connection)
-            with_queue = check_transfers(attached, connection, lba)
-            check_limits(attached, connection, index)
-        return with_queue
+            written = check_transfers(attached, connection, int(start) // 512)
+            check_limits(attached, connection, place)
+        return written
 
 
-def check_records(attached, status):
+def check_records(attached: Attached, status: Status) -> None:
     """What lies in the heap, and the registers."""
     record, descriptor, bar0 = attached.record, attached.descriptor, attached.bar0
     assert record.bdf == status.bdf
@@ -204,7 +219,7 @@ def check_records(attached, status):
     assert record.heap_nbytes == len(attached.heap)
 
 
-def check_admin(attached, connection, serial):
+def check_admin(attached: Attached, connection: Connection, serial: str) -> None:
     """Identify, features, a log page, an error of the controller."""
     data = identify(attached, connection, 1, 0)
     assert data[4:24].decode().strip() == serial
@@ -218,7 +233,7 @@ def check_admin(attached, connection, serial):
     assert attached.admin(nvme.command(0x7F)).status & 0x7FF == 1
 
 
-def check_queue_commands(attached, connection):
+def check_queue_commands(attached: Attached, connection: Connection) -> None:
     """They are the server's."""
     buffer = connection.alloc_buf(65536)
     queue = attached.queue_pair(16)
@@ -238,7 +253,7 @@ def check_queue_commands(attached, connection):
     connection.free_buf(buffer)
 
 
-def check_transfers(attached, connection, lba):
+def check_transfers(attached: Attached, connection: Connection, lba: int) -> Dict[str, Any]:
     """One page, two pages, PRP lists, around the ends of shallow and deep queues; the last pattern stays."""
     nbytes = 1 << 20
     source, target = connection.alloc_buf(nbytes), connection.alloc_buf(nbytes)
@@ -253,7 +268,7 @@ def check_transfers(attached, connection, lba):
         assert attached.heap[target : target + size] == pattern, size
     for number in range(300):
         do(shallow, nvme.READ, lba, target, 4096, number)
-    burst(deep, lba, target, attached)
+    burst(deep, lba, target)
     pattern = hashlib.sha256(os.urandom(8)).digest() * (nbytes // 32)
     attached.heap[source : source + nbytes] = pattern
     for at in range(0, nbytes, 256 << 10):
@@ -268,15 +283,15 @@ def check_transfers(attached, connection, lba):
     return {"sha256": hashlib.sha256(pattern).hexdigest(), "nbytes": nbytes}
 
 
-def burst(queue, lba, target, attached):
-    """Many entries under way at once, five times around the queue."""
-    for _turn in range(10):
+def burst(queue: Queue, lba: int, target: int) -> None:
+    """Many entries under way at once, twice around the queue."""
+    for _turn in range(5):
         for number in range(500):
             queue.submit(nvme.command(nvme.READ, 1, target, cdw10=lba + number % 8, cdw12=0, cid=number))
         assert sorted(queue.wait(60).cid for _number in range(500)) == list(range(500))
 
 
-def check_limits(attached, connection, index):
+def check_limits(attached: Attached, connection: Connection, index: int) -> None:
     """Depths, and memory that is cleared."""
     for depth in (0, 1, 1025):
         assert failure(connection.alloc_ioqpair, index, depth) == -22
@@ -288,7 +303,7 @@ def check_limits(attached, connection, index):
     assert not any(attached.heap[again : again + (1 << 20)])
 
 
-def two(*arguments):
+def two(*arguments: str) -> List[Any]:
     """Two clients at once, each with a controller of its own."""
     half = len(arguments) // 2
     clients = [
@@ -302,7 +317,7 @@ def two(*arguments):
     return [json.loads(output) for output in outputs]
 
 
-def hold(count):
+def hold(count: str) -> None:
     """Take queue pairs of every controller, keep them busy, and stay; for one that will be killed."""
     with connect(ID) as connection:
         attached = [Attached(connection, index) for index in range(connection.status(0).ndevs)]
@@ -315,16 +330,17 @@ def hold(count):
                 do(queue, nvme.READ, 0, buffer, 4096)
 
 
-def holder(count):
+def holder(count: int) -> subprocess.Popen[bytes]:
     """Start one in the background; returns when it holds what it wants."""
     client = subprocess.Popen([sys.executable, __file__, "hold", str(count)], stdout=subprocess.PIPE)
+    assert client.stdout is not None
     assert client.stdout.readline() == b"held\n"
     return client
 
 
-def killed(count):
+def killed(count: str) -> Dict[str, Any]:
     """A client that is killed leaves no queue behind: not in the books, and not on the controllers."""
-    client = holder(count)
+    client = holder(int(count))
     with connect(ID) as connection:
         held = connection.status(0).nqueues
         client.kill()
@@ -343,7 +359,7 @@ def killed(count):
 # -- DMA ----------------------------------------------------------------------------------------------------------
 
 
-def physical(memory, address):
+def physical(memory: mmap.mmap, address: int) -> int:
     """Where a page of this process lies in the guest's memory (pagemap, as root)."""
     memory[0] = memory[0]
     with open("/proc/self/pagemap", "rb") as file:
@@ -353,41 +369,36 @@ def physical(memory, address):
     return (entry & (1 << 55) - 1) * 4096
 
 
-def victim(beyond):
+def victim(beyond: int) -> Tuple[mmap.mmap, int]:
     """A page of this process whose physical address no heap reaches."""
-    import ctypes
-
+    kept = []
     while True:
         memory = mmap.mmap(-1, 4096)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        place = physical(memory, address)
+        kept.append(memory)
+        place = physical(memory, ctypes.addressof(ctypes.c_char.from_buffer(memory)))
         if place > beyond:
             return memory, place
-        victim.kept.append(memory)
 
 
-victim.kept = []
-
-
-def stray(index, lba):
+def stray(index: str, lba: str) -> Dict[str, Any]:
     """Have a controller write to, and read from, memory of the guest that is not in the heap.
 
     A page of this process has a physical address that a controller without an IOMMU in front would reach.
     """
-    index, lba = int(index), int(lba)
-    with connect(ID) as connection, Attached(connection, index) as attached:
+    block = int(lba)
+    with connect(ID) as connection, Attached(connection, int(index)) as attached:
         memory, place = victim(len(attached.heap) + (1 << 20))
         memory[:] = b"V" * 4096
         buffer = connection.alloc_buf(4096)
         queue = attached.queue_pair(16)
         attached.heap[buffer : buffer + 4096] = b"D" * 4096
-        do(queue, nvme.WRITE, lba, buffer, 4096)
+        do(queue, nvme.WRITE, block, buffer, 4096)
         statuses = []
-        for opcode, block in ((nvme.READ, lba), (nvme.WRITE, lba + 8)):
-            queue.submit(nvme.command(opcode, 1, place, cdw10=block, cdw12=7))
+        for opcode, start in ((nvme.READ, block), (nvme.WRITE, block + 8)):
+            queue.submit(nvme.command(opcode, 1, place, cdw10=start, cdw12=7))
             statuses.append(queue.wait(30).status)
         admin = attached.admin(nvme.command(nvme.IDENTIFY, 0, place, cdw10=1)).status
-        do(queue, nvme.READ, lba + 8, buffer, 4096)
+        do(queue, nvme.READ, block + 8, buffer, 4096)
         return {
             "place": place,
             "untouched": memory[:] == b"V" * 4096,
@@ -400,7 +411,7 @@ def stray(index, lba):
 # -- a controller that goes ---------------------------------------------------------------------------------------
 
 
-def watch(path, close):
+def watch(path: str, close: str) -> Dict[str, Any]:
     """Work on two controllers until a file is there; what became of either is written beside it.
 
     Whether what failed is closed: to close a device that was pulled can take the kernel more than a minute.
@@ -409,7 +420,7 @@ def watch(path, close):
         attached = [Attached(connection, index) for index in (0, 1)]
         queues = [one.queue_pair(16) for one in attached]
         buffer = connection.alloc_buf(4096)
-        found = {"errors": [None, None], "done": [0, 0], "after": [0, 0]}
+        found: Dict[str, Any] = {"errors": [None, None], "done": [0, 0], "after": [0, 0]}
         while not os.path.exists(path):
             for index in (0, 1):
                 if found["errors"][index]:
@@ -429,7 +440,7 @@ def watch(path, close):
         return found
 
 
-def background(*arguments):
+def background(*arguments: str) -> int:
     """Run a step in the background, with its output in /tmp/STEP.out."""
     with open(f"/tmp/{arguments[0]}.out", "wb") as output:  # noqa: S108
         client = subprocess.Popen(
@@ -438,7 +449,7 @@ def background(*arguments):
     return client.pid
 
 
-def power_off(port):
+def power_off(port: str) -> None:
     """Take the power from a slot, as somebody who pulls a device without asking."""
     path = f"{SYS}/devices/{port}/config"
     with open(path, "r+b", buffering=0) as config:
@@ -447,34 +458,33 @@ def power_off(port):
         while head[place] != 0x10:
             place = head[place + 1]
         config.seek(place + 0x18)
-        control = struct.unpack("<H", config.read(2))[0]
+        control: int = struct.unpack("<H", config.read(2))[0]
         config.seek(place + 0x18)
         config.write(struct.pack("<H", control | 0x0700))
-    return control
 
 
 # -- again and again ----------------------------------------------------------------------------------------------
 
 
-def turns(count, *arguments):
+def turns(count: str, *arguments: str) -> Dict[str, Any]:
     """Start a server, use it and stop it, so many times; what was written is read in the next turn."""
-    last, times = None, []
+    last, times = b"", []
     for turn in range(int(count)):
         server = start(*arguments)
         with connect(ID) as connection, Attached(connection, 0) as attached:
             buffer = connection.alloc_buf(4096)
             queue = attached.queue_pair(16)
-            if last is not None:
+            if last:
                 do(queue, nvme.READ, 2048, buffer, 4096)
                 assert attached.heap[buffer : buffer + 4096] == last, turn
             last = os.urandom(4096)
             attached.heap[buffer : buffer + 4096] = last
             do(queue, nvme.WRITE, 2048, buffer, 4096)
-        times.append([server["seconds"], stop(server["pid"])["seconds"]])
+        times.append([server["seconds"], stop(str(server["pid"]))["seconds"]])
     return {"times": times, "said": said(), "sha256": hashlib.sha256(last).hexdigest()}
 
 
-def crash(*arguments):
+def crash(*arguments: str) -> Dict[str, Any]:
     """Kill a server whose client stays: the next one cannot start and says why, until the client is gone, too."""
     server = start(*arguments)
     group = os.path.basename(os.readlink(f"{SYS}/devices/{arguments[0]}/iommu_group"))
@@ -482,10 +492,10 @@ def crash(*arguments):
     client = holder(2)
     try:
         check_free(arguments[0], server=server["pid"])
-        preflight = []
+        preflight: object = []
     except DeviceBusy as error:
         preflight = error.details["holders"]
-    stop(server["pid"], signal.SIGKILL)
+    stop(str(server["pid"]), signal.SIGKILL)
     words = refused(*arguments)
     client.kill()
     client.wait()
@@ -499,7 +509,7 @@ def crash(*arguments):
     }
 
 
-STEPS = {
+STEPS: Dict[str, Callable[..., object]] = {
     step.__name__: step
     for step in (
         *(bind, kernel_reads, start, refused, said, stop, session, two, hold, killed, stray, watch, background),
@@ -508,12 +518,9 @@ STEPS = {
 }
 
 
-def main():
+def main() -> None:
     """Run one step."""
-    arguments = [int(word) if word.isdigit() else word for word in sys.argv[2:]]
-    if sys.argv[1] in ("session", "two", "start", "refused", "turns", "crash", "background"):
-        arguments = sys.argv[2:]
-    json.dump(STEPS[sys.argv[1]](*arguments), sys.stdout)
+    json.dump(STEPS[sys.argv[1]](*sys.argv[2:]), sys.stdout)
 
 
 if __name__ == "__main__":
