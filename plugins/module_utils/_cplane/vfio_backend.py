@@ -234,6 +234,7 @@ class VfioBackend(Backend):
         self._interrupted = threading.Event()
         self._shutdown_time = SHUTDOWN_TIME
         self._pairs: List[int] = []
+        self._releasing: Optional[threading.Thread] = None
         self.bar0_fd, self.bar0_nbytes = device.fd, device.bar0.size
         self._memory, self._iova = heap.take_private()
         self._queue: Optional[AdminQueue] = None
@@ -244,7 +245,7 @@ class VfioBackend(Backend):
             self._start()
         except OSError as error:
             self.close()
-            raise CplaneError(f"{label} does not work: {error.strerror}") from None
+            raise CplaneError(f"{label} does not work: {self._cause or error.strerror}") from None
         except CplaneError:
             self.close()
             raise
@@ -357,10 +358,18 @@ class VfioBackend(Backend):
         if self._queue is not None:
             self._queue.close()
         self._memory.release()
-        self._device.close()
+        self._close_device()
         self._alarm.close()
         for event in (self._wanted, self._broken, self._own_alarm):
             os.close(event)
+
+    def _close_device(self) -> None:
+        """Not while a thread may still put something else in the place of its descriptor; the process ends anyway."""
+        if self._releasing is not None:
+            self._releasing.join(STOP_TIME)
+            if self._releasing.is_alive():
+                return
+        self._device.close()
 
     def _hand_back(self) -> None:
         """Sections 7.6.2 (in the normal way) and 3.1.6, SHST."""
@@ -482,7 +491,7 @@ class VfioBackend(Backend):
         self.nsq_total = self.ncq_total = 0
         self._cut_off()
         # Not here: a kernel that resets a device which was pulled waits for it, for more than a minute.
-        start_thread(self._device.release, f"{self.label} let go")
+        self._releasing = start_thread(self._device.release, f"{self.label} let go")
         if self._cause:
             return self._cause
         if self._wanted in found:

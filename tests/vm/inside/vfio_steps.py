@@ -364,7 +364,7 @@ def physical(memory: mmap.mmap, address: int) -> int:
     memory[0] = memory[0]
     with open("/proc/self/pagemap", "rb") as file:
         file.seek(address // 4096 * 8)
-        entry = struct.unpack("<Q", file.read(8))[0]
+        entry = int.from_bytes(file.read(8), "little")
     assert entry >> 63
     return (entry & (1 << 55) - 1) * 4096
 
