@@ -26,7 +26,7 @@ class Lab:
 
     def __init__(self, guest: Guest) -> None:
         self.guest = guest
-        guest.write("/tmp/cplaned.pyz", bundle.build())  # noqa: S108 - in the guest
+        guest.write("/tmp/cplaned.pyz", bundle.CPLANED.build())  # noqa: S108 - in the guest
         guest.write("/tmp/steps.py", STEPS.read_bytes())  # noqa: S108
         guest.run("modprobe -a vfio-pci vfio_iommu_type1")
         self.one, self.two, self.three, self.four, self.five = (

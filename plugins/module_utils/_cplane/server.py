@@ -316,18 +316,19 @@ def serve(
     make_heap: MakeHeap = make_heap,
     opener: Opener = open_controller,
     stopping: Optional[Callable[[], None]] = None,
+    reloaded: Optional[Callable[[], None]] = None,
     log: Log = log_to_stderr,
 ) -> None:
     """Serve clients of ``controllers`` (see config) under ``cplane_id`` until ``stop.stop()`` is called.
 
     Blocks. ``ready`` is called once the socket is bound and clients can connect. ``heap_size`` is in bytes for each
-    controller; ``access`` is asked at the start and after each ``stop.reload()``; ``stopping`` is called when
-    the end begins. ``make_heap`` and ``opener`` are what another kind of
-    controller replaces. Returns when the last thing it was
-    serving has been let go. Emulated controllers are forked from the calling process, which should have no threads.
+    controller; ``access`` is asked at the start and after each ``stop.reload()``, which ``reloaded`` is the end of,
+    whether or not the new settings were taken; ``stopping`` is called when the end begins. ``make_heap`` and
+    ``opener`` are what another kind of controller replaces. Returns when the last thing it was serving has been let go.
+    Emulated controllers are forked from the calling process, which should have no threads.
     Raises ConfigError, AlreadyServed, UnsafePath or CplaneError when it cannot start; nothing is left behind then.
     """
-    server = _Server(cplane_id, stop, access, log)
+    server = _Server(cplane_id, stop, access, log, reloaded)
     try:
         server.open(parse_controllers(controllers), heap_size, make_heap, opener)
         server.listen(directory)
@@ -344,9 +345,15 @@ class _Server:
     """Everything between the start and the end of serve."""
 
     def __init__(
-        self, cplane_id: int, control: Control, access: Callable[[], Access], log: Callable[[str], None]
+        self,
+        cplane_id: int,
+        control: Control,
+        access: Callable[[], Access],
+        log: Callable[[str], None],
+        reloaded: Optional[Callable[[], None]],
     ) -> None:
         self._id = cplane_id
+        self._reloaded = reloaded
         self._control = control
         self._ask_access = access
         self._access = access()
@@ -533,9 +540,14 @@ class _Server:
     def _controlled(self, _fd: int) -> None:
         if not self._control.take_reload() or self._listener is None:
             return
+        self._reload(self._listener)
+        if self._reloaded is not None:
+            self._reloaded()
+
+    def _reload(self, listener: Listener) -> None:
         try:
             access = self._ask_access()
-            self._listener.apply(access)
+            listener.apply(access)
         except CplaneError as error:
             self._log(f"the settings stay as they were: {error.message}")
             return

@@ -35,7 +35,7 @@ NOBODY = 65534
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("programs")
-    bundle.write(str(folder))
+    bundle.CPLANED.write(str(folder))
     return folder
 
 
