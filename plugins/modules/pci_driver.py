@@ -39,7 +39,7 @@ options:
   group:
     description:
       - What to do about the other devices of an IOMMU group, bridges excepted.
-      - With V(refuse), a device is refused where a driver of VFIO is wanted and others of its group, which are not named,
+      - With V(refuse), where a driver of VFIO is wanted, a device is refused if others of its group are not named and
         have another driver. They are listed.
       - With V(include), all devices of the group are taken along, to O(driver=default), too.
     type: str

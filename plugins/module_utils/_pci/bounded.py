@@ -18,12 +18,13 @@ from typing import Callable, NoReturn, Sequence
 _KEPT_BYTES = 8192
 # How long a child that was killed may take to be gone.
 _GRACE = 1.0
-_FAILED = 255
+# The status of work that a signal ended: of a system call it is the kernel's own, after a fault in a driver.
+KILLED = 255
 
 
 @dataclass(frozen=True)
 class Ended:
-    """Work that ended: 0, or the errno that it failed with (of a program: its status); and what was printed."""
+    """Work that ended: 0, or the errno that it failed with (of a program: its status), or KILLED; what it printed."""
 
     status: int
     output: str
@@ -71,7 +72,7 @@ def _bounded(work: Callable[[], None], seconds: float) -> Ended:
 
 def _be_child(work: Callable[[], None], output: int) -> NoReturn:
     """Nothing of the parent may stay open in a child that is left behind: Ansible waits for the end of its output."""
-    status = _FAILED
+    status = KILLED
     try:
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -81,7 +82,7 @@ def _be_child(work: Callable[[], None], output: int) -> NoReturn:
         work()
         status = 0
     except OSError as error:
-        status = error.errno or _FAILED
+        status = error.errno or KILLED
     finally:
         os._exit(status)
 
@@ -92,7 +93,7 @@ def _wait(pid: int, output: int, seconds: float) -> Ended:
         done, status = os.waitpid(pid, os.WNOHANG)
         printed = (printed + _read(output))[-_KEPT_BYTES:]
         if done:
-            code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else _FAILED
+            code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else KILLED
             return Ended(code, printed.decode("utf-8", "replace").strip())
         if time.monotonic() > end:
             raise GivenUp(pid, stuck=not _killed(pid))

@@ -304,6 +304,8 @@ class Binding:
             found = bounded.run([self._modprobe, "-b", "-R", alias], _LIMIT)
         except bounded.GivenUp:
             return None
+        if "option" in found.output:  # busybox's, which does not know -R
+            return None
         names = found.output.split() if found.status == 0 else []
         drivers = {name: self._sysfs.drivers_of(name) for name in names}
         return Choice(
@@ -318,7 +320,7 @@ class Binding:
                 f"the driver {driver} is not loaded, and modprobe, which could load it, is not installed: install kmod"
             )
         try:
-            tried = bounded.run([self._modprobe, "-n", driver], _LIMIT)
+            tried = bounded.run([self._modprobe, "-D", driver], _LIMIT)
         except bounded.GivenUp:
             return None
         return self._no_module(driver, tried) if tried.status else None
@@ -391,11 +393,11 @@ class Binding:
                 self._stuck.add(bdf)
             left = "cannot be ended" if error.stuck else "was ended"
             raise SharingError(
-                f"{bdf}: could not {words} within {seconds:g} seconds; process {error.pid} waits for it and {left}; "
+                f"{bdf}: could not {words} within {seconds:.1f} seconds; process {error.pid} waits for it and {left}; "
                 "see the kernel log (dmesg), and who has the device open"
             ) from error
         if ended.status:
-            reason = os.strerror(ended.status)
+            reason = "the driver failed badly" if ended.status == bounded.KILLED else os.strerror(ended.status)
             raise SharingError(f"{bdf}: could not {words}: {reason} ({printable(path)}){_advice(ended.status)}")
 
     def _seconds(self, words: str) -> float:

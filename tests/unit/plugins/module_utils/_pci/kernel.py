@@ -100,10 +100,12 @@ class Kernel:
         if "-R" in options:
             bdf = name.partition(":")[2]
             found = [module for module, drivers in self.modules.items() if self._for(bdf, drivers)]
-            return (0, "\n".join(found)) if found else (1, "")
+            return (
+                (0, "\n".join(found)) if found else (1, f"modprobe: FATAL: Module {name} not found in directory /lib")
+            )
         if name not in self.modules:
             return 1, f"modprobe: FATAL: Module {name} not found in directory /lib/modules/6.1"
-        if "-n" not in options:
+        if "-D" not in options:
             self.load(name, *self.modules[name])
         return 0, ""
 

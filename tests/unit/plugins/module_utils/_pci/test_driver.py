@@ -227,8 +227,8 @@ def test_one_in_use_holds_its_group(lab: Lab) -> None:
     mounted(lab, C, "/srv")
     report = lab.run([B, A], "vfio-pci", group=INCLUDE)
     assert message(report) == (
-        f"{B} moves together with others of its IOMMU group: {C} is in use: mounted at /srv (821); free it first, or give "
-        "force: true"
+        f"{B} moves together with others of its IOMMU group: {C} is in use: mounted at /srv (821); free it first, or "
+        "give force: true"
     )
     assert lab.drivers(A, B, C) == ["vfio-pci", "nvme", "nvme"]
 
@@ -256,6 +256,13 @@ def test_no_modprobe(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.kernel.load("vfio-pci", "vfio-pci")
     assert lab.run([A], "vfio-pci").errors == []
     assert rows(lab.run([A], DEFAULT), "after") == [("nvme",)]
+
+
+def test_busyboxs_modprobe_cannot_say_what_the_kernel_would_choose(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.run([A], "vfio-pci")
+    usage = (1, "modprobe: invalid option -- 'R'\nUsage: modprobe [-alrqvsDb] MODULE")
+    monkeypatch.setattr(lab.kernel, "modprobe", lambda *arguments: usage)
+    assert rows(lab.run([A], DEFAULT), "after", "action") == [("nvme", "unbind, override, probe")]
 
 
 def test_a_module_without_such_a_driver(lab: Lab) -> None:
@@ -306,7 +313,7 @@ def test_an_unbind_that_hangs_is_given_up_by_name(lab: Lab, stuck: bool) -> None
     lab.stuck = stuck
     report = lab.run([A, B], "vfio-pci", group=INCLUDE)
     text = message(report)
-    assert text.startswith(f"{B}: could not unbind nvme from {B} within 30 seconds; process 4711 waits for it and ")
+    assert text.startswith(f"{B}: could not unbind nvme from {B} within 30.0 seconds; process 4711 waits for it and ")
     assert (f"{B} is left as it is" in text) == stuck
     assert lab.drivers(A, B, C) == ["vfio-pci", "nvme", "nvme"]
 
