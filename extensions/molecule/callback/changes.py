@@ -3,8 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Callback plugin of the scenarios: appends what a run changed to a file, for the comparison of check mode with a run.
 
-The file is ``/run/iofabric-hosts/changes-SCENARIO.json``, which ends with the lab: a list of ``{"playbook": "converge.yml",
-"check": true, "changed": ["HOST: TASK", ...]}``, one entry a run that came to its recap.
+The file is ``/run/iofabric-hosts/changes-SCENARIO.json``, which ends with the lab: a list of
+``{"playbook": "converge.yml", "check": true, "changed": ["HOST: TASK", ...]}``, one entry a run that came to its
+recap.
 """
 
 from __future__ import annotations
