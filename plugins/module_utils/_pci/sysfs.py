@@ -139,6 +139,32 @@ class Sysfs:
         """Name of the bound driver."""
         return _link_name(self.folder(bdf), "driver")
 
+    def driver_override(self, bdf: str) -> Optional[str]:
+        """The only driver that the kernel may bind, ``""`` for any; None where that cannot be set."""
+        text = _read(os.path.join(self.folder(bdf), "driver_override"))
+        return "" if text == "(null)" else text
+
+    def modalias(self, bdf: str) -> str:
+        """What modules are found by, ``""`` where sysfs does not tell."""
+        return _read(os.path.join(self.folder(bdf), "modalias")) or ""
+
+    def group_members(self, bdf: str) -> List[str]:
+        """BDFs of all devices of its IOMMU group, itself included; none where it is in none."""
+        return _sorted(_listdir(os.path.join(self.folder(bdf), "iommu_group/devices")))
+
+    def has_driver(self, driver: str) -> bool:
+        """Whether a PCI driver is loaded."""
+        return os.path.isdir(self._path("bus/pci/drivers", driver))
+
+    def drivers_of(self, module: str) -> Optional[List[str]]:
+        """The PCI drivers of a kernel module; None where it is not loaded."""
+        folder = self._path("module", module.replace("-", "_"))
+        if not os.path.isdir(folder):
+            return None
+        prefix = "pci:"
+        names = _listdir(os.path.join(folder, "drivers"))
+        return [name[len(prefix) :] for name in names if name.startswith(prefix)]
+
     def inode(self, bdf: str) -> Optional[int]:
         """Inode of the device's own folder, new for every appearance of the device; None when it is not there."""
         try:
@@ -239,11 +265,12 @@ class Sysfs:
         """Value of a parameter of the SmartIO module, None where sysfs does not show it."""
         if not re.fullmatch(r"[A-Za-z0-9_]+", name):
             raise SysfsError(f"{name!r} cannot be the name of a module parameter; use letters, digits and _")
-        for module in _MODULES:
-            value = _read(self._path("module", module, "parameters", name))
-            if value is not None:
-                return value
-        return None
+        values = (self.parameter_of(module, name) for module in _MODULES)
+        return next((value for value in values if value is not None), None)
+
+    def parameter_of(self, module: str, name: str) -> Optional[str]:
+        """Value of a parameter of a kernel module, None where sysfs does not show it."""
+        return _read(self._path("module", module, "parameters", name))
 
     def _path(self, *parts: str) -> str:
         return os.path.join(self.root, *parts)
