@@ -26,8 +26,8 @@ check mypy mypy "$@"
 check mypy-tools mypy tests/tools
 check mypy-roles mypy roles/*/files/*.py
 check mypy-hosts env MYPYPATH=tests/hosts mypy tests/hosts/hosts.py
-check mypy-vm mypy -p tests.vm
-check shellcheck shellcheck .ci/run tests/tools/*.sh
+check mypy-vm mypy tests/vm/__main__.py tests/vm/playing.py tests/vm/inside/*.py tests/vm/connection/*.py tests/vm/callback/*.py
+check shellcheck shellcheck .ci/run tests/tools/*.sh tests/vm/inside/init
 check yamllint yamllint --strict .
 check ansible-lint ansible-lint --offline --strict
 check antsibull-docs antsibull-docs lint-collection-docs --plugin-docs --validate-collection-refs=all \

@@ -68,12 +68,12 @@ NETWORK = r"""
 set -e
 echo 2 > /sys/bus/pci/devices/$SRIOV/sriov_numvfs
 name() { ls /sys/bus/pci/devices/$1/net; }
-ip link add bond0 type bond
-ip link set $(name $ETH1) master bond0
-ip link add link bond0 name bond0.5 type vlan id 5
-ip link set bond0 up
-ip link set bond0.5 up
-ip addr add 192.0.2.1/24 dev bond0.5
+ip link add bond7 type bond
+ip link set $(name $ETH1) master bond7
+ip link add link bond7 name bond7.5 type vlan id 5
+ip link set bond7 up
+ip link set bond7.5 up
+ip addr add 192.0.2.1/24 dev bond7.5
 ip link set $(name $ETH0) up
 ip addr add 198.51.100.1/24 dev $(name $ETH0)
 ip route add default dev $(name $ETH0)
@@ -138,9 +138,9 @@ class Lender:
             ETH0: [f"{card} carries the default route", f"{card} is up"],
             ETH1: [
                 f"{bonded} is up",
-                f"{bonded} is in bond0",
-                "bond0 is in bond0.5",
-                f"{bonded} carries a route (through bond0.5)",
+                f"{bonded} is in bond7",
+                "bond7 is in bond7.5",
+                f"{bonded} carries a route (through bond7.5)",
             ],
         }
 

@@ -102,7 +102,9 @@ def test_an_unbind_that_hangs_is_given_up_and_ends_with_its_cause(guest: Guest) 
     group = there["devices"][0]["iommu_group"]
     guest.run(f"python3 /tmp/holder.py {group} {one} > /tmp/said 2>&1 & echo $! > /tmp/pid")
     guest.run("until [ -e /tmp/held ]; do sleep 0.05; done", timeout=20)
-    (given_up,) = play(guest, bind("default", one, force=True, timeout=3))
+    refused, given_up = play(guest, bind("default", one), bind("default", one, force=True, timeout=3))
+    pid = guest.run("cat /tmp/pid").stdout.strip()
+    assert refused["msg"] == f"{one} is in use: open by python3 (pid {pid}); free it first, or give force: true"
     assert given_up["msg"].startswith(f"{one}: could not unbind vfio-pci from {one} within ")
     assert "cannot be ended" in given_up["msg"] and f"{one} is left as it is" in given_up["msg"]
     guest.run(f"kill $(cat /tmp/pid); while [ -e /sys/bus/pci/devices/{one}/driver ]; do sleep 0.05; done")

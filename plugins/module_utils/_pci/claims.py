@@ -19,8 +19,8 @@ _STRING = 9  # DATA_TYPE_STRING
 def is_claimed(path: str, number: str) -> Optional[bool]:
     """Whether somebody has claimed a block device, such as a filesystem that is no longer mounted anywhere.
 
-    None where ``path`` is not the device with that "major:minor". OSError where it may not be opened. To open it for
-    reading wakes nothing up, and it is let go at once.
+    None where ``path`` is not the device with that "major:minor". OSError where it may not be opened. It is opened for
+    reading, which changes nothing, and let go at once.
     """
     try:
         found = os.stat(path)

@@ -23,6 +23,7 @@ _SIOCGIFCONF = 0x8912
 _IFREQ_BYTES = 40 if struct.calcsize("P") == 8 else 32  # sizeof(struct ifreq)
 _MAX_BYTES = 64 << 20
 _MAX_ANCESTORS = 64
+_NVIDIA = 195  # the major number of its devices (Documentation/admin-guide/devices.txt)
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,13 @@ def mount_of(path: str, mounts: Iterable[Mount]) -> Optional[Mount]:
     """The mount that a path, as this process sees it, is on."""
     around = [mount for mount in mounts if not mount.owner and path.startswith(mount.point.rstrip("/") + "/")]
     return max(around, key=lambda mount: len(mount.point), default=None)
+
+
+def nvidia_number(proc: str, bdf: str) -> str:
+    """Number ("major:minor") of the node of a GPU that its vendor's driver has, which sysfs does not tell; or ``""``."""
+    text = _read_or_empty(os.path.join(proc, "driver/nvidia/gpus", bdf, "information"))
+    found = re.search(r"^Device Minor:\s*([0-9]+)$", text, re.MULTILINE)
+    return f"{_NVIDIA}:{found.group(1)}" if found else ""
 
 
 def read_network(proc: str, connection: str, addresses: Callable[[], Mapping[str, str]]) -> Network:

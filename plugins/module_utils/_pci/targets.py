@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Callable, Iterable, Iterator, Optional, Set, Tuple, Union
 
-from .proc import Mount, Swap, block_name, block_number, mount_of
+from .proc import Mount, Swap, block_name, block_number, mount_of, nvidia_number
 from .processes import block_key, char_key
 from .sysfs import Entry, PciDevice, Sysfs, SysfsError, Tree
 
@@ -52,7 +52,8 @@ class Interface:
 class Target:
     """A device with everything that is built on it, and with its virtual functions.
 
-    ``group`` is the node through which VFIO hands it to processes, where a driver of VFIO has it.
+    ``group`` is the node through which VFIO hands it to processes, where a driver of VFIO has it; ``hidden`` are the
+    numbers of character devices that are not in its tree.
     """
 
     device: PciDevice
@@ -61,35 +62,39 @@ class Target:
     interfaces: Tuple[Interface, ...] = ()
     functions: Tuple[Target, ...] = ()
     group: Optional[Entry] = None
+    hidden: Tuple[str, ...] = ()
     problem: Optional[str] = None
 
     @property
     def nodes(self) -> Tuple[str, ...]:
         """What a process may have open of it, as keys of Processes.opened."""
-        chars = self.tree.chars + ((self.group,) if self.group else ())
+        chars = [entry.number for entry in self.tree.chars] + [*self.hidden]
+        chars += [self.group.number] if self.group else []
         blocks = [block_key(entry.number) for entry in self.tree.blocks if entry.number]
-        return (*blocks, *(char_key(entry.number) for entry in chars))
+        return (*blocks, *map(char_key, chars))
 
 
-def target(bdf: str, sysfs: Sysfs, mounts: Callable[[], Iterable[Mount]]) -> Target:
+def target(bdf: str, sysfs: Sysfs, proc: str, mounts: Callable[[], Iterable[Mount]]) -> Target:
     """Look at one device. ``mounts`` is only asked where it matters which loop devices are on it."""
-    found = _alone(bdf, sysfs, mounts)
+    found = _alone(bdf, sysfs, proc, mounts)
     if not found.device.numvfs:
         return found
-    return replace(found, functions=tuple(_alone(name, sysfs, mounts) for name in sysfs.virtual_functions(bdf)))
+    return replace(found, functions=tuple(_alone(name, sysfs, proc, mounts) for name in sysfs.virtual_functions(bdf)))
 
 
-def _alone(bdf: str, sysfs: Sysfs, mounts: Callable[[], Iterable[Mount]]) -> Target:
+def _alone(bdf: str, sysfs: Sysfs, proc: str, mounts: Callable[[], Iterable[Mount]]) -> Target:
     device = PciDevice(bdf)
     try:
         device = sysfs.device(bdf)
         tree = sysfs.tree(bdf) if device.class_code.startswith(BRIDGES) else _whole_tree(bdf, sysfs, set())
+        number = nvidia_number(proc, device.bdf) if device.driver == "nvidia" else ""
         return Target(
             device,
             tree,
             blocks=tuple(_with_holders(tree, sysfs, mounts)),
             interfaces=tuple(_with_uppers(tree, sysfs)),
             group=sysfs.vfio_group(device) if "vfio" in (device.driver or "") else None,
+            hidden=(number,) if number else (),
         )
     except SysfsError as error:
         return Target(device, problem=error.message)

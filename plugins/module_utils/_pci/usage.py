@@ -95,7 +95,7 @@ def observe(
     process or of an ancestor. ``addresses`` tells the node's IPv4 addresses, address to interface.
     """
     node = _Node(sysfs, proc, connection, addresses)
-    targets = {bdf: target(bdf, sysfs, lambda: node.storage.mounts) for bdf in bdfs}
+    targets = {bdf: target(bdf, sysfs, proc, lambda: node.storage.mounts) for bdf in bdfs}
     node.wanted = [key for whole in targets.values() for one in (whole, *whole.functions) for key in one.nodes]
     return {bdf: _usage(found, node) for bdf, found in targets.items()}
 

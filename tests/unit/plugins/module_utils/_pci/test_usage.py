@@ -583,6 +583,16 @@ def test_mounts_that_only_another_namespace_has(fake: Any, proc: Any) -> None:
     )
 
 
+def test_who_computes_on_a_gpu(fake: Any, proc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.device(BDF, driver="nvidia", **{"class": "0x030000"})
+    proc.write(f"driver/nvidia/gpus/{BDF}/information", "Model: \t\t NVIDIA A2\nDevice Minor: \t 3")
+    proc.process(1, "systemd")
+    proc.process(900, "train", "/dev/null")
+    assert look(fake, proc) == Usage()
+    monkeypatch.setattr(proc_module, "_NVIDIA", 1)  # the device is 1:3 now, /dev/null
+    assert look(fake, proc).reasons == ("open by train (pid 900)",)
+
+
 def test_users_of_vfio(fake: Any, proc: Any) -> None:
     folder = fake.device(BDF, driver="vfio-pci", **{"class": "0x010802"})
     fake.link(f"{folder}/iommu_group", "kernel/iommu_groups/17")
