@@ -99,7 +99,7 @@ def _is_pending(row: Mapping[str, Any]) -> bool:
 
 
 def _entry(kind: Type[Entry], data: Mapping[str, Any], where: str) -> Entry:
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # every entry is a dataclass
+    known = {one.name for one in fields(kind)}  # type: ignore[arg-type]  # every entry is a dataclass
     given = {name: value for name, value in data.items() if name in known}
     try:
         return store.read_entry(kind, given, where)

@@ -275,7 +275,13 @@ class BorrowAgain:
             fdids = tuple(names[entry] for entry in entries)
             windows = tuple((names[entry], entry.dma_window) for entry in entries)
             claims.append(
-                _RecordedClaim(f"label {label}", select=_Named(fdids=fdids), label=label, count=None, windows=windows)
+                _RecordedClaim(
+                    written=f"label {label}",
+                    select=_Named(fdids=fdids),
+                    label=label,
+                    count=None,
+                    windows=windows,
+                )
             )
         return claims
 
@@ -300,7 +306,7 @@ def pair_again(
 ) -> Dict[PairEntry, Outcome]:
     """Let devices reach each other again; ``places`` are those that are borrowed here, with their fdids."""
     pairs = {
-        entry: Pair(places[entry.source], places[entry.destination], entry.bar)
+        entry: Pair(places[entry.source], places[entry.destination], entry.bar_number)
         for entry in entries
         if entry.source in places and entry.destination in places
     }

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import stat
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Type, TypeVar
 
 from .._plan import SharingError
@@ -98,14 +98,14 @@ class End:
 
 @dataclass(frozen=True)
 class PairEntry:
-    """Two borrowed devices of which ``source`` reaches BAR ``bar`` of ``destination`` (None: as the tool chooses)."""
+    """Two borrowed devices of which ``source`` reaches a BAR of ``destination`` (None: as the tool chooses)."""
 
     source: End
     destination: End
-    bar: Optional[int] = None
+    bar_number: Optional[int] = field(default=None, metadata={"key": "bar"})
 
     def __str__(self) -> str:
-        return f"{self.source} -> {self.destination}" + ("" if self.bar is None else f" (BAR {self.bar})")
+        return f"{self.source} -> {self.destination}" + ("" if self.bar_number is None else f" (BAR {self.bar_number})")
 
 
 @dataclass(frozen=True)
@@ -190,10 +190,18 @@ def to_json(sharing: Sharing) -> Dict[str, Any]:
 
 
 def _plain(entries: Tuple[Any, ...]) -> List[Dict[str, Any]]:
-    return [
-        {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(entry).items()}
-        for entry in entries
-    ]
+    return [{_key(one): _plain_value(getattr(entry, one.name)) for one in fields(entry)} for entry in entries]
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, End):
+        return asdict(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _key(one: Field[Any]) -> str:
+    """What a field is called in the file."""
+    return str(one.metadata.get("key", one.name))
 
 
 def to_text(sharing: Sharing) -> str:
@@ -284,9 +292,9 @@ def _entries(kind: Type[Entry], parent: Mapping[str, Any], where: str) -> Tuple[
 def read_entry(kind: Type[Entry], data: object, where: str) -> Entry:
     """An entry from its plain form; ValueError that names what is wrong and ``where``."""
     found, values = _object(data, where), {}
-    for field in fields(kind):  # type: ignore[arg-type]  # every entry is a dataclass
-        if field.name in found:
-            values[field.name] = _READERS[str(field.type)](found[field.name], f"{where}.{field.name}")
+    for one in fields(kind):  # type: ignore[arg-type]  # every entry is a dataclass
+        if _key(one) in found:
+            values[one.name] = _READERS[str(one.type)](found[_key(one)], f"{where}.{_key(one)}")
     try:
         return kind(**values)
     except TypeError:
@@ -295,7 +303,7 @@ def read_entry(kind: Type[Entry], data: object, where: str) -> Entry:
 
 
 def _required(kind: Type[Any]) -> List[str]:
-    return [field.name for field in fields(kind) if field.default is MISSING]
+    return [one.name for one in fields(kind) if one.default is MISSING]
 
 
 def _object(value: object, where: str) -> Dict[str, Any]:
