@@ -409,8 +409,8 @@ def _unplug(host: Host) -> None:
     if Path("/run/netns", host.name).exists():
         # The cable first: a peer must not hear how the kernel closes the connections of what is killed.
         _ip([f"link del {host.link}"])
-        # Without its control groups, too: a kernel may kill at once what systemd starts in a new group, when it was itself
-        # started in one that processes had been killed in.
+        # Its control groups, too: a systemd that is started in one that processes were killed in may find that the
+        # kernel kills at once whatever it starts in a new one.
         _remove_cgroups(host.cgroups())
         _command("ip", "netns", "del", host.name)
 
