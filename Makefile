@@ -18,6 +18,9 @@ SCENARIO ?= --all
 # Where the root file systems of the test hosts are kept.
 HOSTS_DIR ?= $(CURDIR)/.build/hosts
 export HOSTS_DIR
+# Where the image of the guests is kept.
+VM_DIR ?= $(CURDIR)/.build/vm
+export VM_DIR
 # What `make demo` runs, with the environment's Python.
 DEMO_RUNNER := extensions/demo/run.py
 
@@ -48,7 +51,7 @@ export ANSIBLE_ASYNC_DIR := $(CURDIR)/.build/ansible/async
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/.build/collections
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.build/hypothesis
 
-.PHONY: help demo test lint sanity test-hosts prepare-hosts clean FORCE
+.PHONY: help demo test lint sanity test-hosts prepare-hosts test-vm prepare-vm clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -81,6 +84,12 @@ test-hosts: prepare-hosts $(VENV_HOSTS)/hosts.stamp $(COLLECTION) ## boot Debian
 # First of all, since it is what tells that this machine cannot do it.
 prepare-hosts: .build/python
 	"$$(head -n 1 .build/python)" -B tests/hosts/hosts.py prepare
+
+test-vm: prepare-vm $(VENV)/dev.stamp $(COLLECTION) ## boot guests with NVMe controllers and run the modules in them
+	$(VENV)/bin/python -m pytest tests/vm -ra $(PYTEST_ARGS)
+
+prepare-vm: .build/python
+	"$$(head -n 1 .build/python)" -B -m tests.vm prepare
 
 clean: ## remove everything that the other targets made
 	rm -rf .build .venv .venv-* .ansible .mypy_cache .pytest_cache .ruff_cache .hypothesis tests/output

@@ -15,7 +15,8 @@ description:
   - Starts, stops and restarts servers of the xNVMe control plane. A server opens NVMe controllers and hands
     descriptors, queues and buffers to client processes over a unix socket.
   - Two servers can be managed, the reference tool C(homi) for real controllers, and the collection's own for
-    emulated ones. The program of the latter is put on the node where it is needed.
+    emulated ones. The program of the latter is put on the node where it is needed. It serves real controllers, too,
+    which is experimental.
   - A server with clients is never stopped or restarted without O(force). Mode, group and allow list change under a
     running server; other controllers take a restart; every other difference is reported as C(restart_pending) and
     takes effect when the server has no clients.
@@ -87,6 +88,9 @@ options:
     description:
       - V(homi), the reference tool. V(native), the collection's own server.
       - V(auto) keeps what runs, else takes C(homi), else V(native) if all controllers are emulated.
+      - V(native) over real controllers is experimental and must be named. It needs an IOMMU, and each controller, with
+        all of its IOMMU group, bound to C(vfio-pci). A client that keeps a controller open after its server has ended
+        keeps it from the next server, and from its next driver.
     type: str
     choices: [auto, homi, native]
     default: auto
@@ -223,6 +227,12 @@ EXAMPLES = r"""
     cplane_id: 1
     controllers: ["0000:81:00.0"]
     server: homi
+
+- name: Serve a real drive without homi (experimental)
+  iofabric.sharing.xnvme_cplane:
+    cplane_id: 3
+    controllers: ["0000:82:00.0"]
+    server: native
 
 - name: Serve what was borrowed under a label
   iofabric.sharing.xnvme_cplane:

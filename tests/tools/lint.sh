@@ -26,6 +26,7 @@ check mypy mypy "$@"
 check mypy-tools mypy tests/tools
 check mypy-roles mypy roles/*/files/*.py
 check mypy-hosts env MYPYPATH=tests/hosts mypy tests/hosts/hosts.py
+check mypy-vm mypy -p tests.vm
 check shellcheck shellcheck .ci/run tests/tools/*.sh
 check yamllint yamllint --strict .
 check ansible-lint ansible-lint --offline --strict

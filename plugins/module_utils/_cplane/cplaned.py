@@ -201,7 +201,8 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument(
         "controller",
         nargs="+",
-        help="emu:NAME[?size=64M&path=FILE&lba=512&queues=64&latency=0&format_time=0&timeout=30s]",
+        help="emu:NAME[?size=64M&path=FILE&lba=512&queues=64&latency=0&format_time=0&timeout=30s], or the BDF of a "
+        "controller that is bound to vfio-pci (experimental)",
     )
     run.add_argument(
         "--heap-size",

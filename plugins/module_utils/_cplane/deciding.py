@@ -77,21 +77,23 @@ class Decision:
 
 
 def choose_kind(wanted: Wanted, have: Have, programs: Programs) -> str:
-    """Which server is meant: what is named, else what runs, else the reference tool, else ours for emulated only."""
+    """Which server is meant: what is named, else what runs, else the reference tool, else ours for emulated only.
+
+    Ours is experimental over real controllers, so there it is never chosen unless it is named or was.
+    """
     if wanted.server == HOMI and wanted.emulated:
         raise ConfigError("server: homi cannot serve emulated controllers; use server: native, or auto")
-    real = [name for name in wanted.controllers if not name.startswith("emu:")]
-    if wanted.server == NATIVE and real:
-        raise ConfigError(
-            f"server: native serves emulated controllers only so far, not {real[0]}; use server: homi for real ones"
-        )
     if wanted.server != "auto":
         return wanted.server
+    if have.ours and have.record is not None and have.record.kind == NATIVE:
+        return NATIVE
     if not wanted.emulated:
         return _homi(have, programs)
+    real = [name for name in wanted.controllers if not name.startswith("emu:")]
     if real:
         raise ConfigError(
-            f"no server serves emulated controllers beside real ones ({real[0]}); give each kind a cplane_id"
+            f"server: auto chooses none for emulated controllers beside real ones ({real[0]}); give each kind a "
+            "cplane_id, or use server: native"
         )
     return NATIVE
 

@@ -156,7 +156,7 @@ class Serving:
         if START in decision.commands:
             self._programs.check(means.kind)
             if means.kind == NATIVE:
-                check_startable(wanted.controllers, wanted.heap_size)
+                check_startable(wanted.controllers, wanted.heap_size, have.process.pid if have.process else have.pid)
             if means.manager == ProcessManager.name and not have.alive:
                 refuse_obstacle(socket_path(wanted.cplane_id, self._socket_dir))
         return Target(wanted.cplane_id, have, decision, wanted, means)

@@ -27,11 +27,17 @@ _MAX_ANCESTORS = 64
 
 @dataclass(frozen=True)
 class Mount:
-    """A mounted filesystem and the block device it is on: "major:minor" and name, each ``""`` where unknown."""
+    """A mounted filesystem and the block device it is on: "major:minor" and name, each ``""`` where unknown.
+
+    ``pool`` is the name of the ZFS pool that it is on instead. ``owner`` is a process that sees it, where this one and
+    process 1 do not.
+    """
 
     number: str
     name: str
     point: str
+    pool: str = ""
+    owner: str = ""
 
 
 @dataclass(frozen=True)
@@ -123,10 +129,21 @@ def read_storage(proc: str) -> Storage:
     """Mounts of this process and of pid 1 (where its table is readable), and the active swap areas."""
     problems: List[Problem] = []
     mounts = _own_mounts(proc, problems)
-    mounts += _parse_mountinfo(_read_or_empty(os.path.join(proc, "1", "mountinfo")))
+    mounts += mounts_of(proc, "1")
     lines = [re.split(r"[ \t]+", line) for line in _lines(os.path.join(proc, "swaps"), problems)[1:]]
     swaps = [_swap(_unescape(fields[0]), fields[1] == "file", mounts) for fields in lines if len(fields) >= 2]
     return Storage(tuple(dict.fromkeys(mounts)), tuple(swaps), tuple(problems))
+
+
+def mounts_of(proc: str, pid: str) -> List[Mount]:
+    """What a process sees mounted; nothing where its table cannot be read."""
+    return _parse_mountinfo(_read_or_empty(os.path.join(proc, pid, "mountinfo")))
+
+
+def mount_of(path: str, mounts: Iterable[Mount]) -> Optional[Mount]:
+    """The mount that a path, as this process sees it, is on."""
+    around = [mount for mount in mounts if not mount.owner and path.startswith(mount.point.rstrip("/") + "/")]
+    return max(around, key=lambda mount: len(mount.point), default=None)
 
 
 def read_network(proc: str, connection: str, addresses: Callable[[], Mapping[str, str]]) -> Network:
@@ -144,7 +161,7 @@ def read_network(proc: str, connection: str, addresses: Callable[[], Mapping[str
     )
 
 
-def _block_number(path: str) -> str:
+def block_number(path: str) -> str:
     """Number ("major:minor") of a block device node, ``""`` for anything else."""
     try:
         found = os.stat(path)
@@ -153,24 +170,25 @@ def _block_number(path: str) -> str:
     return f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}" if stat.S_ISBLK(found.st_mode) else ""
 
 
-def _block_name(path: str) -> str:
+def block_name(path: str) -> str:
     """Name of the block device that a path below /dev stands for, also through links such as /dev/mapper."""
     return os.path.basename(os.path.realpath(path)) if path.startswith("/dev/") else ""
 
 
-def _mount(number: str, point: str, source: str) -> Mount:
+def _mount(number: str, point: str, source: str, kind: str) -> Mount:
     """Filesystems with an anonymous number (0:...: btrfs, overlay) are on the device that their source names."""
+    if kind == "zfs":
+        return Mount("", "", point, pool=source.partition("/")[0])
     known = "" if number.startswith("0:") else number
-    return Mount(known or _block_number(source), _block_name(source), point)
+    return Mount(known or block_number(source), block_name(source), point)
 
 
 def _swap(path: str, is_file: bool, mounts: List[Mount]) -> Swap:
     suffix = " (deleted)"
     path = path[: -len(suffix)] if path.endswith(suffix) else path
     if not is_file:
-        return Swap(_block_number(path), _block_name(path))
-    around = [mount for mount in mounts if path.startswith(mount.point.rstrip("/") + "/")]
-    place = max(around, key=lambda mount: len(mount.point), default=Mount("", "", ""))
+        return Swap(block_number(path), block_name(path))
+    place = mount_of(path, mounts) or Mount("", "", "")
     return Swap(place.number, place.name, file=path)
 
 
@@ -182,7 +200,8 @@ def _own_mounts(proc: str, problems: List[Problem]) -> List[Mount]:
     for name in ("self/mounts", "mounts"):
         entries = [line.split(" ") for line in _read_or_empty(os.path.join(proc, name)).split("\n")]
         if len(entries) > 1:
-            return [_mount("", _unescape(entry[1]), _unescape(entry[0])) for entry in entries if len(entry) >= 2]
+            entries = [entry for entry in entries if len(entry) >= 3]
+            return [_mount("", _unescape(entry[1]), _unescape(entry[0]), entry[2]) for entry in entries]
     problems += missed
     return []
 
@@ -194,7 +213,7 @@ def _parse_mountinfo(text: str) -> List[Mount]:
         left, _dash, right = line.partition(" - ")
         fields, source = left.split(" "), right.split(" ")
         if len(fields) >= 5 and len(source) >= 2:
-            mounts.append(_mount(fields[2], _unescape(fields[4]), _unescape(source[1])))
+            mounts.append(_mount(fields[2], _unescape(fields[4]), _unescape(source[1]), source[0]))
     return mounts
 
 

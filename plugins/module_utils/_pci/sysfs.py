@@ -52,11 +52,19 @@ class PciDevice:
 
 @dataclass(frozen=True)
 class Entry:
-    """A block device or network interface: its name, its folder in sysfs, and a disk's "major:minor" or ``""``."""
+    """A device or network interface: its name, its folder in sysfs, and a device's "major:minor" or ``""``."""
 
     name: str
     folder: str
     number: str = ""
+
+
+@dataclass(frozen=True)
+class Export:
+    """What an NVMe target of the kernel serves: the path of a device or file, and the name of the subsystem."""
+
+    path: str
+    nqn: str
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,7 @@ class Tree:
     nodes: Tuple[str, ...] = ()  # names below /dev
     interfaces: Tuple[Entry, ...] = ()
     blocks: Tuple[Entry, ...] = ()  # partitions too
+    chars: Tuple[Entry, ...] = ()  # character devices, by their names below /dev
     children: Tuple[str, ...] = ()  # BDFs of the PCI devices directly behind it
     foreign_interfaces: bool = False  # it has interfaces, but none that this network namespace may see
 
@@ -139,6 +148,32 @@ class Sysfs:
         """Name of the bound driver."""
         return _link_name(self.folder(bdf), "driver")
 
+    def driver_override(self, bdf: str) -> Optional[str]:
+        """The only driver that the kernel may bind, ``""`` for any; None where that cannot be set."""
+        text = _read(os.path.join(self.folder(bdf), "driver_override"))
+        return "" if text == "(null)" else text
+
+    def modalias(self, bdf: str) -> str:
+        """What modules are found by, ``""`` where sysfs does not tell."""
+        return _read(os.path.join(self.folder(bdf), "modalias")) or ""
+
+    def group_members(self, bdf: str) -> List[str]:
+        """BDFs of all devices of its IOMMU group, itself included; none where it is in none."""
+        return _sorted(_listdir(os.path.join(self.folder(bdf), "iommu_group/devices")))
+
+    def has_driver(self, driver: str) -> bool:
+        """Whether a PCI driver is loaded."""
+        return os.path.isdir(self._path("bus/pci/drivers", driver))
+
+    def drivers_of(self, module: str) -> Optional[List[str]]:
+        """The PCI drivers of a kernel module; None where it is not loaded."""
+        folder = self._path("module", module.replace("-", "_"))
+        if not os.path.isdir(folder):
+            return None
+        prefix = "pci:"
+        names = _listdir(os.path.join(folder, "drivers"))
+        return [name[len(prefix) :] for name in names if name.startswith(prefix)]
+
     def inode(self, bdf: str) -> Optional[int]:
         """Inode of the device's own folder, new for every appearance of the device; None when it is not there."""
         try:
@@ -187,6 +222,38 @@ class Sysfs:
     def holders(self, block: Entry) -> List[str]:
         """Names of the block devices that are built on this one (dm, md, bcache)."""
         return _sorted(_listdir(os.path.join(block.folder, "holders")))
+
+    def is_bcache(self, block: Entry) -> bool:
+        """Whether bcache has this block device, as a cache that may have nothing to cache yet, too."""
+        return os.path.isdir(os.path.join(block.folder, "bcache"))
+
+    def loops(self) -> List[Tuple[str, str]]:
+        """The loop devices that are set up, each with the path of what it is on."""
+        top = self._path("class/block")
+        found = [(name, _read(os.path.join(top, name, "loop/backing_file"))) for name in self._named(top, "loop")]
+        return [(name, path) for name, path in found if path]
+
+    def exports(self) -> List[Export]:
+        """What the kernel's own NVMe target serves, whether or not a host is connected."""
+        top = self._path("kernel/config/nvmet/subsystems")
+        found = []
+        for nqn in _sorted(_listdir(top)):
+            spaces = os.path.join(top, nqn, "namespaces")
+            folders = [os.path.join(spaces, name) for name in _sorted(_listdir(spaces))]
+            for folder in [*folders, os.path.join(top, nqn, "passthru")]:
+                path = _read(os.path.join(folder, "device_path"))
+                if path and _read(os.path.join(folder, "enable")) == "1":
+                    found.append(Export(path, nqn))
+        return found
+
+    def vfio_group(self, device: PciDevice) -> Optional[Entry]:
+        """The node below /dev through which the device's group is used with VFIO; None where there is none."""
+        for name in (device.iommu_group, f"noiommu-{device.iommu_group}"):
+            folder = self._path("class/vfio", str(name))
+            number = _read(os.path.join(folder, "dev"))
+            if number:
+                return Entry(f"vfio/{name}", folder, number)
+        return None
 
     def btrfs_peers(self, block: Entry) -> List[Entry]:
         """The other members of the mounted btrfs that this block device belongs to: mounts name only one of them."""
@@ -239,11 +306,22 @@ class Sysfs:
         """Value of a parameter of the SmartIO module, None where sysfs does not show it."""
         if not re.fullmatch(r"[A-Za-z0-9_]+", name):
             raise SysfsError(f"{name!r} cannot be the name of a module parameter; use letters, digits and _")
-        for module in _MODULES:
-            value = _read(self._path("module", module, "parameters", name))
-            if value is not None:
-                return value
-        return None
+        values = (self.parameter_of(module, name) for module in _MODULES)
+        return next((value for value in values if value is not None), None)
+
+    def parameter_of(self, module: str, name: str) -> Optional[str]:
+        """Value of a parameter of a kernel module, None where sysfs does not show it."""
+        return _read(self._path("module", module, "parameters", name))
+
+    def is_kernels(self) -> bool:
+        """Whether this is the sysfs of the kernel that runs here, not a small one or a copy."""
+        try:
+            return os.path.samefile(self.root, "/sys")
+        except OSError:
+            return False
+
+    def _named(self, folder: str, prefix: str) -> List[str]:
+        return [name for name in _sorted(_listdir(folder)) if name.startswith(prefix)]
 
     def _path(self, *parts: str) -> str:
         return os.path.join(self.root, *parts)
@@ -263,6 +341,7 @@ class _Walk:
     def __init__(self, sysfs: Sysfs) -> None:
         self._sysfs = sysfs
         self._nodes: Dict[str, None] = {}
+        self._chars: List[Entry] = []
         self._interfaces: Dict[str, Entry] = {}
         self._blocks: Dict[str, Entry] = {}
         self._children: List[str] = []
@@ -275,6 +354,7 @@ class _Walk:
             nodes=tuple(self._nodes),
             interfaces=tuple(self._interfaces.values()),
             blocks=tuple(self._blocks.values()),
+            chars=tuple(self._chars),
             children=tuple(self._children),
             foreign_interfaces=self._foreign and not self._interfaces,
         )
@@ -314,12 +394,14 @@ class _Walk:
             or _NAMESPACE.fullmatch(name) is not None
             or os.path.exists(os.path.join(path, "partition"))
         )
+        number = _read(os.path.join(path, "dev")) or ""
+        node = uevent.get("DEVNAME", name)
         if is_block:
             self._blocks[name] = _block(path)
-        if "DEVNAME" in uevent:
-            self._nodes[uevent["DEVNAME"]] = None
-        elif is_block or inside == "nvme" or os.path.exists(os.path.join(path, "dev")):
-            self._nodes[name] = None
+        elif number:
+            self._chars.append(Entry(node, path, number))
+        if "DEVNAME" in uevent or is_block or inside == "nvme" or number:
+            self._nodes[node] = None
 
     def _add_multipath(self, head: str) -> None:
         disk = self._sysfs.block(head)

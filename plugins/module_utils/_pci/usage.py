@@ -3,23 +3,28 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Whether a PCI device is in use on this node, and by what. Data on a disk alone is not use.
 
-Each kind of reason is one function in ``_KINDS``: it is given a device with everything above it and what was read from
-proc, and yields findings. Nothing is read that no device needs.
+Each kind of reason is one function in ``_KINDS``: it is given a device with everything above it and what was read of
+the node, and yields findings. Nothing is read that no device needs.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Callable, Dict, Iterable, Iterator, Mapping, Optional, Set, Tuple, Union
+from functools import cached_property
+from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from .address import printable
+from .claims import is_claimed, zfs_pool
 from .proc import Mount, Network, Problem, Storage, Swap, local_addresses, read_network, read_storage, ssh_connection
-from .sysfs import Entry, PciDevice, Sysfs, SysfsError, Tree
+from .processes import Processes, in_time, read_processes
+from .sysfs import Entry, Export, Sysfs, SysfsError
+from .targets import BRIDGES, Block, Target, place_of, target
 
 _SYSTEM_MOUNTS = ("/", "/boot", "/boot/efi", "/efi")
 _DOLPHIN = "11c8"
-_BRIDGES = "06"
+_NAMED = 5  # processes that have the same device open
+_CLAIM_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -36,74 +41,45 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class _Block:
-    """A disk or partition of the device, or what is built on one (dm, md, bcache): then ``below`` is its name."""
-
-    entry: Entry
-    peers: Tuple[Entry, ...] = ()  # the other members of its btrfs
-    below: Optional[str] = None
-
-    @property
-    def entries(self) -> Tuple[Entry, ...]:
-        return (self.entry,) + self.peers
-
-    def __str__(self) -> str:
-        return self.entry.name if self.below is None else f"{self.entry.name} on {self.below}"
-
-
-@dataclass(frozen=True)
-class _Interface:
-    """An interface of the device (``own``), or one above it (bond, bridge, VLAN): then ``below`` is its name."""
-
-    entry: Entry
-    own: str
-    below: Optional[str] = None
-
-
-@dataclass(frozen=True)
-class _Target:
-    """A device with everything that is built on it."""
-
-    device: PciDevice
-    tree: Tree
-    blocks: Tuple[_Block, ...]
-    interfaces: Tuple[_Interface, ...]
-    problem: Optional[str] = None
-
-
-@dataclass(frozen=True)
 class _Finding:
     text: str
     never: bool = False
 
 
 class _Node:
-    """What was read from proc, each part when the first device needs it."""
+    """What was read of the node, each part when the first device needs it."""
 
     def __init__(
         self, sysfs: Sysfs, proc: str, connection: Optional[str], addresses: Callable[[], Mapping[str, str]]
     ) -> None:
         self.sysfs = sysfs
+        self.wanted: Sequence[str] = ()
         self._proc = proc
         self._connection = connection
         self._addresses = addresses
-        self._storage: Optional[Storage] = None
-        self._network: Optional[Network] = None
 
-    @property
+    @cached_property
     def storage(self) -> Storage:
-        if self._storage is None:
-            self._storage = read_storage(self._proc)
-        return self._storage
+        return read_storage(self._proc)
+
+    @cached_property
+    def network(self) -> Network:
+        connection = self._connection
+        if connection is None:
+            connection = ssh_connection(self._proc, os.environ)
+        return read_network(self._proc, connection, self._addresses)
+
+    @cached_property
+    def processes(self) -> Processes:
+        return read_processes(self._proc, self.wanted, self.storage.mounts)
+
+    @cached_property
+    def exports(self) -> List[Export]:
+        return self.sysfs.exports()
 
     @property
-    def network(self) -> Network:
-        if self._network is None:
-            connection = self._connection
-            if connection is None:
-                connection = ssh_connection(self._proc, os.environ)
-            self._network = read_network(self._proc, connection, self._addresses)
-        return self._network
+    def mounts(self) -> List[Mount]:
+        return [*self.storage.mounts, *self.processes.mounts]
 
 
 def observe(
@@ -119,10 +95,12 @@ def observe(
     process or of an ancestor. ``addresses`` tells the node's IPv4 addresses, address to interface.
     """
     node = _Node(sysfs, proc, connection, addresses)
-    return {bdf: _usage(_target(bdf, sysfs), node) for bdf in bdfs}
+    targets = {bdf: target(bdf, sysfs, lambda: node.storage.mounts) for bdf in bdfs}
+    node.wanted = [key for whole in targets.values() for one in (whole, *whole.functions) for key in one.nodes]
+    return {bdf: _usage(found, node) for bdf, found in targets.items()}
 
 
-def _usage(target: _Target, node: _Node) -> Usage:
+def _usage(target: Target, node: _Node) -> Usage:
     findings = [finding for kind in _KINDS for finding in kind(target, node)]
     return Usage(
         reasons=tuple(dict.fromkeys(printable(finding.text) for finding in findings if not finding.never)),
@@ -130,63 +108,15 @@ def _usage(target: _Target, node: _Node) -> Usage:
     )
 
 
-def _target(bdf: str, sysfs: Sysfs) -> _Target:
-    device = PciDevice(bdf)
-    try:
-        device = sysfs.device(bdf)
-        tree = sysfs.tree(bdf) if device.class_code.startswith(_BRIDGES) else _whole_tree(bdf, sysfs, set())
-        return _Target(device, tree, tuple(_with_holders(tree, sysfs)), tuple(_with_uppers(tree, sysfs)))
-    except SysfsError as error:
-        return _Target(device, Tree(), (), (), problem=error.message)
-
-
-def _whole_tree(bdf: str, sysfs: Sysfs, seen: Set[str]) -> Tree:
-    """The tree of a device together with those of the PCI devices behind it (a VMD controller has drives there)."""
-    seen.add(bdf)
-    trees = [sysfs.tree(bdf)]
-    trees += [_whole_tree(child, sysfs, seen) for child in trees[0].children if child not in seen]
-    return Tree(
-        interfaces=tuple(entry for tree in trees for entry in tree.interfaces),
-        blocks=tuple(entry for tree in trees for entry in tree.blocks),
-        foreign_interfaces=any(tree.foreign_interfaces for tree in trees),
-    )
-
-
-def _with_holders(tree: Tree, sysfs: Sysfs) -> Iterator[_Block]:
-    queue = [_Block(entry, tuple(sysfs.btrfs_peers(entry))) for entry in tree.blocks]
-    seen = {entry.name for entry in tree.blocks}
-    while queue:
-        block = queue.pop(0)
-        yield block
-        for holder in sysfs.holders(block.entry):
-            if holder not in seen:
-                disk = sysfs.block(holder)
-                family = [disk] + sysfs.partitions(disk)
-                seen.update(entry.name for entry in family)
-                queue += [_Block(entry, tuple(sysfs.btrfs_peers(entry)), block.entry.name) for entry in family]
-
-
-def _with_uppers(tree: Tree, sysfs: Sysfs) -> Iterator[_Interface]:
-    queue = [_Interface(entry, own=entry.name) for entry in tree.interfaces]
-    seen = {entry.name for entry in tree.interfaces}
-    while queue:
-        interface = queue.pop(0)
-        yield interface
-        for upper in sysfs.uppers(interface.entry):
-            if upper not in seen:
-                seen.add(upper)
-                queue.append(_Interface(sysfs.interface(upper), own=interface.own, below=interface.entry.name))
-
-
-def _kind_of_device(target: _Target, node: _Node) -> Iterator[_Finding]:
+def _kind_of_device(target: Target, node: _Node) -> Iterator[_Finding]:
     device = target.device
-    if device.class_code.startswith(_BRIDGES):
+    if device.class_code.startswith(BRIDGES):
         yield _Finding("is a PCI bridge", never=True)
     if _DOLPHIN in (device.vendor_id, device.subsystem_vendor_id) or (device.driver or "").startswith("dis_"):
         yield _Finding("is the fabric's own adapter", never=True)
 
 
-def _unseen(target: _Target, node: _Node) -> Iterator[_Finding]:
+def _unseen(target: Target, node: _Node) -> Iterator[_Finding]:
     """What could not be looked at, where it concerns this device.
 
     What is there and cannot be read may hide that the device must never be touched: force does not override it.
@@ -199,39 +129,108 @@ def _unseen(target: _Target, node: _Node) -> Iterator[_Finding]:
         yield _Finding("its network interface is in another network namespace")
 
 
-def _mounts_and_holders(target: _Target, node: _Node) -> Iterator[_Finding]:
+def _mounts_and_holders(target: Target, node: _Node) -> Iterator[_Finding]:
     for block in target.blocks:
-        mounts = [mount for mount in node.storage.mounts if _is_on(mount, block)]
-        points = list(dict.fromkeys(mount.point for mount in mounts))
-        yield from (_Finding(f"holds {point} ({block})", never=True) for point in points if point in _SYSTEM_MOUNTS)
-        mounted = [f"mounted at {point}" for point in points if point not in _SYSTEM_MOUNTS]
+        mounts = [mount for mount in node.mounts if block.has(mount)]
+        yield from (_Finding(f"holds {point} ({block})", never=True) for point in _system(mounts))
+        mounted = list(dict.fromkeys(_mounted(mount) for mount in mounts if not _is_system(mount)))
         if block.below is None:
             yield from (_Finding(f"{text} ({block})") for text in mounted)
         else:
             yield _Finding(", ".join([f"held by {block.entry.name} ({block.below})"] + mounted))
+        if node.sysfs.is_bcache(block.entry) and not node.sysfs.holders(block.entry):
+            yield _Finding(f"held by bcache ({block})")
 
 
-def _swap(target: _Target, node: _Node) -> Iterator[_Finding]:
+def _is_system(mount: Mount) -> bool:
+    return mount.point in _SYSTEM_MOUNTS and not mount.owner
+
+
+def _system(mounts: Iterable[Mount]) -> List[str]:
+    return list(dict.fromkeys(mount.point for mount in mounts if _is_system(mount)))
+
+
+def _mounted(mount: Mount) -> str:
+    return f"mounted at {mount.point}" + (f" as {mount.owner} sees it" if mount.owner else "")
+
+
+def _swap(target: Target, node: _Node) -> Iterator[_Finding]:
     for block in target.blocks:
         for swap in node.storage.swaps:
-            if _is_on(swap, block):
+            if block.has(swap):
                 where = f"{swap.file} on {block}" if swap.file else str(block)
                 yield _Finding(f"active swap ({where})", never=True)
 
 
-def _is_on(found: Union[Mount, Swap], block: _Block) -> bool:
-    """Whether it is on this block device, or on another member of its btrfs."""
-    return any(_is_at(found, entry) for entry in block.entries)
+def _exports(target: Target, node: _Node) -> Iterator[_Finding]:
+    """What the kernel's own NVMe target serves to others: a disk, what is built on one, or a whole controller."""
+    if not target.blocks and not target.tree.chars:
+        return
+    try:
+        exports = node.exports
+    except SysfsError as error:
+        yield _Finding(error.message)
+        return
+    for export in exports:
+        place = place_of(export.path)
+        names = [str(block) for block in target.blocks if block.has(place)]
+        names += [char.name for char in target.tree.chars if char.name == place.name]
+        yield from (_Finding(f"exported as {export.nqn} ({name})") for name in names)
 
 
-def _is_at(found: Union[Mount, Swap], entry: Entry) -> bool:
-    """Whether this is the block device: by number, and by name only where one side does not know a number."""
-    if found.number and entry.number:
-        return found.number == entry.number
-    return found.name == entry.name
+def _claims(target: Target, node: _Node) -> Iterator[_Finding]:
+    """Disks that somebody has claimed, where it is not known otherwise who has."""
+    if not target.blocks or not node.sysfs.is_kernels():
+        return
+    findings: List[_Finding] = []
+    if not in_time(lambda: findings.extend(_claimed(target, node)), _CLAIM_SECONDS):
+        yield _Finding(f"could not see within {_CLAIM_SECONDS:g} seconds whether its disks are claimed")
+    yield from findings
 
 
-def _network(target: _Target, node: _Node) -> Iterator[_Finding]:
+def _claimed(target: Target, node: _Node) -> Iterator[_Finding]:
+    held = {block.below for block in target.blocks}
+    own = [block for block in target.blocks if block.below is None]
+    known = [block for block in own if block.entry.name in held or any(map(block.has, _known_users(node)))]
+    settled = [block.entry for block in known]
+    for block in reversed(own):  # partitions come after their disk
+        if any(_overlap(block.entry, entry) for entry in settled):
+            continue
+        path = f"/dev/{block.entry.name.replace('!', '/')}"
+        try:
+            claimed = is_claimed(path, block.entry.number)
+        except OSError as error:
+            yield _Finding(f"could not open {path} to see whether it is claimed: {error.strerror}")
+            continue
+        if claimed:
+            settled.append(block.entry)
+            yield from _claimed_by(block, zfs_pool(path), node)
+
+
+def _known_users(node: _Node) -> Iterator[Union[Mount, Swap]]:
+    yield from node.mounts
+    yield from node.storage.swaps
+
+
+def _overlap(one: Entry, other: Entry) -> bool:
+    """Whether one is the other, or a partition of it."""
+    return any(
+        inner == outer or inner.startswith(outer + "/")
+        for inner, outer in ((one.folder, other.folder), (other.folder, one.folder))
+    )
+
+
+def _claimed_by(block: Block, pool: Optional[str], node: _Node) -> Iterator[_Finding]:
+    if pool is None:
+        yield _Finding(f"claimed for exclusive use ({block})")
+        return
+    mounts = [mount for mount in node.mounts if mount.pool == pool]
+    yield from (_Finding(f"holds {point} ({block})", never=True) for point in _system(mounts))
+    mounted = list(dict.fromkeys(_mounted(mount) for mount in mounts if not _is_system(mount)))
+    yield _Finding(", ".join([f"held by the ZFS pool {pool} ({block})"] + mounted))
+
+
+def _network(target: Target, node: _Node) -> Iterator[_Finding]:
     """Interfaces that are up, routed, or part of another one."""
     for interface in target.interfaces:
         name, own = interface.entry.name, interface.own
@@ -248,17 +247,40 @@ def _network(target: _Target, node: _Node) -> Iterator[_Finding]:
             yield _Finding(f"{own} carries this connection{through}", never=True)
 
 
-def _virtual_functions(target: _Target, node: _Node) -> Iterator[_Finding]:
+def _open_files(target: Target, node: _Node) -> Iterator[_Finding]:
+    """Processes that have it open. Where it has no nodes there is nothing that they could have."""
+    if not target.nodes:
+        return
+    found = node.processes
+    names = [name for key in target.nodes for name in found.opened.get(key, ())]
+    names = list(dict.fromkeys([*names, *found.vfio.get(target.device.bdf, ())]))
+    yield from (_Finding(f"open by {name}") for name in names[:_NAMED])
+    if len(names) > _NAMED:
+        yield _Finding(f"open by {len(names) - _NAMED} more processes")
+    if target.group is not None:
+        yield from (_Finding(f"may be open by {name}, which was handed a device of VFIO") for name in found.untold)
+    yield from (_Finding(problem) for problem in found.problems)
+
+
+def _virtual_functions(target: Target, node: _Node) -> Iterator[_Finding]:
+    """They go with their device."""
     count = target.device.numvfs
     if count:
         yield _Finding("1 virtual function is enabled" if count == 1 else f"{count} virtual functions are enabled")
+    for function in target.functions:
+        used = _usage(function, node)
+        yield from (_Finding(f"{function.device.bdf}: {text}", never=True) for text in used.never)
+        yield from (_Finding(f"{function.device.bdf}: {text}") for text in used.reasons)
 
 
-_KINDS: Tuple[Callable[[_Target, _Node], Iterator[_Finding]], ...] = (
+_KINDS: Tuple[Callable[[Target, _Node], Iterator[_Finding]], ...] = (
     _kind_of_device,
     _unseen,
     _mounts_and_holders,
     _swap,
+    _exports,
+    _claims,
     _network,
+    _open_files,
     _virtual_functions,
 )

@@ -36,9 +36,10 @@ class Memory:
 
     def hung(self, args: Tuple[str, ...], error: ToolError) -> None:
         """A command did not end."""
-        length = min(2 * self._rests[args][1], 64) if args in self._rests else 1
         self._hung_now[args[0]] = error
-        self._rests[args] = (self._pass + length, length, error)
+        if len(args) > 1:  # nothing can be had without the list
+            length = min(2 * self._rests[args][1], 64) if args in self._rests else 1
+            self._rests[args] = (self._pass + length, length, error)
 
 
 class CautiousTool(SmartioTool):

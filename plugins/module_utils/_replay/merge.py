@@ -131,7 +131,7 @@ def _has_moved(entry: LentEntry, change: Change) -> bool:
         return False
     if entry.bdf in change.present and change.present[entry.bdf] in (None, entry.serial):
         return False
-    return any(one.serial == entry.serial for one in change.lent)
+    return any(are_comparable(one.serial, entry.serial) and one.serial == entry.serial for one in change.lent)
 
 
 def _completed_lent(new: LentEntry, old: Optional[LentEntry]) -> LentEntry:
@@ -154,7 +154,14 @@ def _same_ids(one: LentEntry, other: LentEntry) -> bool:
 
 def are_comparable(one: Optional[str], other: Optional[str]) -> bool:
     """Whether both serial numbers are told and of one kind: a drive's own, or that of its PCIe capability."""
-    return bool(one and other) and bool(_CAPABILITY.fullmatch(one or "")) == bool(_CAPABILITY.fullmatch(other or ""))
+    if not _tells(one) or not _tells(other):
+        return False
+    return bool(_CAPABILITY.fullmatch(one or "")) == bool(_CAPABILITY.fullmatch(other or ""))
+
+
+def _tells(serial: Optional[str]) -> bool:
+    """Whether it is a number at all; many devices were never given one, and have zeros there."""
+    return bool(serial and set(serial) - set("0-: ."))
 
 
 def differs(one: Optional[str], other: Optional[str]) -> bool:

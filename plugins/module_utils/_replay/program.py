@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import os
 import signal
 import sys
-from typing import Callable, Dict, List, Optional, Sequence
+from typing import Callable, Dict, Optional, Sequence
 
 from .._plan import SharingError
 from . import drift, store
@@ -70,11 +69,9 @@ def _read(options: argparse.Namespace) -> Sharing:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    # Only a start of a control plane needs all that is needed to start one.
-    launch = importlib.import_module(".._cplane.launch", __package__)
-    arguments: List[str] = [options.id, *options.arguments]
-    status: int = launch.main(arguments)
-    return status
+    from .._cplane import launch  # only a start of a control plane needs all that is needed to start one
+
+    return launch.main([options.id, *options.arguments])
 
 
 _COMMANDS: Dict[str, Callable[[argparse.Namespace], int]] = {

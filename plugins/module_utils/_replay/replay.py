@@ -92,7 +92,7 @@ class Readiness:
         """It has started; said once."""
         if not self._told.is_set():
             self._told.set()
-            notify("READY=1")
+            notify("READY=1", wait=True)  # the program may end right after it
 
     def end(self) -> None:
         """There is nothing to wait for any more."""
@@ -135,7 +135,7 @@ class Replay:
             reason = hold_reason(self._setting.run_dir)
             if reason is not None:
                 self._journal.say(f"on hold, nothing is replayed: {reason}")
-                notify("STATUS=on hold")
+                notify("STATUS=on hold", wait=True)
                 return 0
             sharing = store.read(self._setting.file) or Sharing()
             before = len(self._progress.done)
@@ -157,7 +157,7 @@ class Replay:
         if failed:
             text += "; refused: " + ", ".join(map(name_of, failed[:5])) + (", ..." if len(failed) > 5 else "")
         self._journal.say(text)
-        notify(f"STATUS={text}")
+        notify(f"STATUS={text}", wait=True)
         return 1 if failed else 0
 
     def _pass(self, sharing: Sharing) -> List[Recorded]:

@@ -53,11 +53,6 @@ class ToolError(SharingError):
         super().__init__(message, command=list(command), rc=status, output=output, hint=hint, **more)
         self.errno = status if status is not None and status > 0 else None
 
-    @property
-    def says_done(self) -> bool:
-        """Whether the exit status means that the thing was done already."""
-        return self.errno in DONE_ALREADY
-
 
 class ToolMissing(SharingError):
     """The tool is not installed where it was looked for."""
@@ -88,10 +83,16 @@ def status_words(status: int) -> str:
     return f"{numbered}, {meaning}" if meaning else numbered
 
 
-def exited(command: Sequence[str], status: int, output: str, kernel_log: List[str], where: str) -> ToolError:
-    """The error for a command that ended with a non-zero exit status."""
+def exited(
+    command: Sequence[str], status: int, output: str, kernel_log: List[str], where: str, ends: str = ""
+) -> ToolError:
+    """The error for a command that ended with a non-zero exit status.
+
+    ``ends`` says for EIO which node cannot reach which, where the command is about a node or a fabric device.
+    """
     hint = _HINTS.get(status, "the command's output and the kernel log may hold the reason")
-    message = f"'{spell(command)}' failed{where}: {status_words(status)}; {hint}"
+    words = f"{errno_name(status)} ({status}), {ends}" if ends else status_words(status)
+    message = f"'{spell(command)}' failed{where}: {words}; {hint}"
     return ToolError(message, command, status, output, hint, errno_name=errno_name(status), kernel_log=kernel_log)
 
 

@@ -84,3 +84,9 @@ def test_a_read_only_place_is_told_from_one_of_somebody_else(
     for text in (f"emu:a?path={tmp_path}/file", f"emu:a?path={tmp_path}/new&size=4096"):
         with pytest.raises(ConfigError, match=words):
             preflight.check_startable([text], None)
+
+
+def test_real_controllers_are_looked_at() -> None:
+    """Before a server that serves something else is taken away for them."""
+    with pytest.raises(ConfigError, match=r"ffff:fe:1f\.7: there is no such PCI device"):
+        preflight.check_startable(["emu:a", "ffff:fe:1f.7"], None)

@@ -114,7 +114,23 @@ class FakeProc:
             file.write(line + "\n")
 
     def mount(self, number: str, point: str, source: str = "none", namespace: str = "self", kind: str = "ext4") -> None:
+        """A mount that a process (``namespace``) sees."""
         self.append(f"{namespace}/mountinfo", f"36 22 {number} / {point} rw shared:1 master:2 - {kind} {source} rw")
+
+    def process(self, pid: int, name: str, *opened: str, mounts: str = "", vfio: str = "") -> None:
+        """A process with files open, by what their links say; ``mounts`` names its mount namespace.
+
+        ``vfio`` is what its kernel tells of a device of VFIO.
+        """
+        self.write(f"{pid}/comm", name)
+        folder = self.root / str(pid)
+        (folder / "fd").mkdir()
+        for number, target in enumerate(opened):
+            (folder / "fd" / str(number)).symlink_to(target)
+            self.write(f"{pid}/fdinfo/{number}", f"pos:\t0\nflags:\t02\n{vfio}")
+        if mounts:
+            (folder / "ns").mkdir()
+            (folder / "ns/mnt").symlink_to(f"mnt:[{mounts}]")
 
     def swap(self, path: str, kind: str = "partition") -> None:
         self.append("swaps", f"{path}                          {kind}\t1048572\t\t0\t\t-2")

@@ -6,12 +6,19 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import struct
+import tempfile
+import threading
 from pathlib import Path
-from typing import Any, Dict, List, Set, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 import pytest
 from ansible_collections.iofabric.sharing.plugins.module_utils._pci import proc as proc_module
+from ansible_collections.iofabric.sharing.plugins.module_utils._pci import processes as processes_module
 from ansible_collections.iofabric.sharing.plugins.module_utils._pci import sysfs as sysfs_module
+from ansible_collections.iofabric.sharing.plugins.module_utils._pci import targets as targets_module
+from ansible_collections.iofabric.sharing.plugins.module_utils._pci import usage as usage_module
+from ansible_collections.iofabric.sharing.plugins.module_utils._pci.claims import is_claimed, zfs_pool
 from ansible_collections.iofabric.sharing.plugins.module_utils._pci.proc import (
     Mount,
     Route,
@@ -19,6 +26,7 @@ from ansible_collections.iofabric.sharing.plugins.module_utils._pci.proc import 
     read_storage,
     ssh_connection,
 )
+from ansible_collections.iofabric.sharing.plugins.module_utils._pci.processes import read_processes
 from ansible_collections.iofabric.sharing.plugins.module_utils._pci.sysfs import Sysfs
 from ansible_collections.iofabric.sharing.plugins.module_utils._pci.usage import Usage, observe
 from hypothesis import given
@@ -122,7 +130,7 @@ def test_swap_is_never_touched(fake: Any, proc: Any) -> None:
 
 def test_swap_by_the_number_of_its_path(fake: Any, proc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.nvme()
-    monkeypatch.setattr(proc_module, "_block_number", lambda path: {"/dev/mapper/swap": "259:2"}.get(path, ""))
+    monkeypatch.setattr(proc_module, "block_number", lambda path: {"/dev/mapper/swap": "259:2"}.get(path, ""))
     proc.swap("/dev/mapper/swap")
     assert look(fake, proc).never == ("active swap (nvme0n1p2)",)
 
@@ -360,6 +368,7 @@ def test_what_cannot_be_read_is_a_reason_where_it_applies(fake: Any, proc: Any, 
     assert seen[BDF].reasons == (
         f"could not read {nothing}/self/mountinfo: No such file or directory",
         f"could not read {nothing}/swaps: No such file or directory",
+        f"could not look at open files: {nothing}: No such file or directory",
     )
     assert seen[NIC].reasons == (f"could not read {nothing}/net/route: No such file or directory",)
     assert seen["0000:09:00.0"] == Usage()
@@ -449,6 +458,314 @@ def test_proc_is_read_once_for_all_devices(fake: Any, proc: Any, monkeypatch: py
 def test_routes_cover(network: str, prefix: int, address: str, covered: bool) -> None:
     assert Route("eth0", socket.inet_aton(network), prefix).covers(socket.inet_aton(address)) is covered
     assert not Route("eth0", socket.inet_aton(network), prefix).covers(b"\0" * 16)
+
+
+# Processes
+
+
+@pytest.fixture
+def gpu(fake: Any) -> str:
+    """A device with one character device, whose number is that of /dev/null: real processes can open it."""
+    folder = fake.device(BDF, driver="xe", **{"class": "0x030000"})
+    fake.write(f"{folder}/drm/card0/dev", "1:3")
+    fake.write(f"{folder}/drm/card0/uevent", "MAJOR=1\nMINOR=3\nDEVNAME=dri/card0")
+    return str(folder)
+
+
+def test_who_has_a_device_open(fake: Any, proc: Any, gpu: str) -> None:
+    proc.process(1, "systemd", "/dev/zero", "socket:[17]", "/missing/file")
+    proc.process(812, "qemu-system-x86", "/dev/null", "anon_inode:[eventpoll]", "/dev/null")
+    proc.process(9, "Xorg", "/dev/null")
+    assert look(fake, proc) == Usage(("open by Xorg (pid 9)", "open by qemu-system-x86 (pid 812)"))
+
+
+def test_who_has_it_open_through_another_name(fake: Any, proc: Any, gpu: str, tmp_path: Path) -> None:
+    (tmp_path / "private").symlink_to("/dev/null")
+    proc.process(1, "init", str(tmp_path / "private"))
+    assert look(fake, proc).reasons == ("open by init (pid 1)",)
+
+
+def test_udev_and_this_process_do_not_count(fake: Any, proc: Any, gpu: str) -> None:
+    proc.process(1, "systemd")
+    proc.process(40, "systemd-udevd", "/dev/null")
+    proc.process(41, "(udev-worker)", "/dev/null")
+    proc.process(os.getpid(), "python3", "/dev/null")
+    assert look(fake, proc) == Usage()
+
+
+def test_many_processes_are_counted(fake: Any, proc: Any, gpu: str) -> None:
+    for pid in range(1, 10):
+        proc.process(pid, f"cuda{pid}", "/dev/null")
+    reasons = look(fake, proc).reasons
+    assert reasons[0] == "open by cuda1 (pid 1)"
+    assert (len(reasons), reasons[-1]) == (6, "open by 4 more processes")
+
+
+def test_a_name_of_a_process_is_one_line(fake: Any, proc: Any, gpu: str) -> None:
+    proc.process(1, "a\nb\x1b[2J", "/dev/null")
+    assert look(fake, proc).reasons == ("open by a\\nb\\x1b[2J (pid 1)",)
+
+
+def test_open_files_are_not_looked_at_where_there_is_nothing_to_open(
+    fake: Any, proc: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.device(BDF, **{"class": "0x010802"})
+    nic(fake, "eth3")
+    monkeypatch.setattr(usage_module, "read_processes", lambda *_arguments: pytest.fail("nobody needs this"))
+    proc.process(1, "systemd", "/dev/null")
+    seen = observe([BDF, NIC], fake.sysfs, proc.path, "")
+    assert seen == {BDF: Usage(), NIC: Usage()}
+
+
+def test_processes_are_looked_at_once_for_all_devices(
+    fake: Any, proc: Any, gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.disk(f"{fake.device(NIC)}/block/sda", "8:0")
+    asked: List[Any] = []
+
+    def recorded(*arguments: Any) -> Any:
+        asked.append(arguments)
+        return read_processes(*arguments)
+
+    monkeypatch.setattr(usage_module, "read_processes", recorded)
+    observe([BDF, NIC], fake.sysfs, proc.path, "")
+    assert [sorted(wanted) for _proc, wanted, _known in asked] == [["b8:0", "c1:3"]]
+
+
+def test_processes_that_may_not_be_looked_at_are_a_reason(
+    fake: Any, proc: Any, gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc.process(1, "systemd", "/dev/null")
+    proc.process(2, "other", "/dev/null")
+    listdir = os.listdir
+
+    def denied(path: Any = ".") -> List[str]:
+        if str(path).endswith("/1/fd"):
+            raise PermissionError(13, "Permission denied")
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", denied)
+    assert look(fake, proc) == Usage(
+        ("open by other (pid 2)", "could not look at the open files of 1 processes: run as root (become: true)")
+    )
+
+
+def test_hidden_processes_are_a_reason(fake: Any, proc: Any, gpu: str) -> None:
+    proc.process(77, "bash")
+    assert "their processes are hidden (hidepid)" in look(fake, proc).reasons[0]
+
+
+def test_a_limit_of_time_and_of_files(fake: Any, proc: Any, gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    proc.process(1, "systemd", "/dev/null", "/dev/null", "/dev/null")
+    monkeypatch.setattr(processes_module, "_MOST_FILES", 2)
+    assert look(fake, proc).reasons == (
+        "open by systemd (pid 1)",
+        "could not look at all open files: there are more than 2",
+    )
+    hanging = threading.Event()
+    monkeypatch.setattr(processes_module, "_SECONDS", 0.05)
+    monkeypatch.setattr(processes_module, "_opened", lambda link: (str(hanging.wait(60)), ""))
+    assert look(fake, proc).reasons == ("could not look at all open files within 0.05 seconds",)
+    hanging.set()
+
+
+def test_mounts_that_only_another_namespace_has(fake: Any, proc: Any) -> None:
+    fake.nvme()
+    proc.process(1, "systemd", mounts="1")
+    proc.mount("259:2", "/srv", namespace="1")
+    proc.process(900, "nginx", mounts="2")
+    proc.mount("259:2", "/srv", namespace="900")
+    proc.mount("259:1", "/", namespace="900")
+    proc.mount("259:1", "/data", namespace="900")
+    proc.process(901, "nginx", mounts="2")
+    assert look(fake, proc) == Usage(
+        ("mounted at / as nginx (pid 900) sees it (nvme0n1p1)", "mounted at /srv (nvme0n1p2)")
+    )
+
+
+def test_users_of_vfio(fake: Any, proc: Any) -> None:
+    folder = fake.device(BDF, driver="vfio-pci", **{"class": "0x010802"})
+    fake.link(f"{folder}/iommu_group", "kernel/iommu_groups/17")
+    fake.write("class/vfio/17/dev", "1:3")
+    path = "vfio-device-syspath: /sys/devices/pci0000:80/"
+    proc.process(1, "systemd")
+    proc.process(812, "qemu-system-x86", "/dev/null")
+    proc.process(813, "app", "anon_inode:[vfio-device]", vfio=f"{path}{BDF}\n")
+    proc.process(814, "other", "anon_inode:[vfio-device]", vfio=f"{path}{NIC}\n")
+    proc.process(815, "client", "anon_inode:[vfio-device]")
+    proc.process(816, "server", "anon_inode:[vfio-device]", "/dev/vfio/99")
+    assert look(fake, proc).reasons == (
+        "open by qemu-system-x86 (pid 812)",
+        "open by app (pid 813)",
+        "may be open by client (pid 815), which was handed a device of VFIO",
+    )
+
+
+# What neither mounts nor holders tell
+
+
+def test_loop_devices_on_a_disk_and_on_its_files(fake: Any, proc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.nvme()
+    for number, path in enumerate(["/live/root.squashfs", "/dev/nvme0n1p2", "/elsewhere/file", "/live/more"]):
+        fake.disk(f"devices/virtual/block/loop{number}", f"7:{number}")
+        fake.write(f"devices/virtual/block/loop{number}/loop/backing_file", path)
+    monkeypatch.setattr(proc_module, "block_number", {"/dev/nvme0n1p2": "259:2"}.get)
+    monkeypatch.setattr(targets_module, "block_number", lambda path: {"/dev/nvme0n1p2": "259:2"}.get(path, ""))
+    proc.mount("259:1", "/live")
+    proc.mount("8:1", "/elsewhere")
+    proc.mount("7:0", "/")
+    proc.mount("7:1", "/srv")
+    assert look(fake, proc) == Usage(
+        reasons=(
+            "mounted at /live (nvme0n1p1)",
+            "held by loop0 (nvme0n1p1)",
+            "held by loop3 (nvme0n1p1)",
+            "held by loop1 (nvme0n1p2), mounted at /srv",
+        ),
+        never=("holds / (loop0 on nvme0n1p1)",),
+    )
+
+
+def test_a_cache_without_anything_to_cache(fake: Any, proc: Any) -> None:
+    fake.nvme()
+    (fake.root / f"{NAMESPACE}/nvme0n1p1/bcache").mkdir()
+    (fake.root / f"{NAMESPACE}/nvme0n1p2/bcache").mkdir()
+    fake.holder("nvme0n1p2", "bcache0", "251:0")
+    assert look(fake, proc).reasons == ("held by bcache (nvme0n1p1)", "held by bcache0 (nvme0n1p2)")
+
+
+def export(fake: Any, name: str, path: str, enable: str = "1") -> None:
+    fake.write(f"kernel/config/nvmet/subsystems/{name}/device_path", path)
+    fake.write(f"kernel/config/nvmet/subsystems/{name}/enable", enable)
+
+
+def test_exports(fake: Any, proc: Any) -> None:
+    fake.nvme()
+    fake.holder("nvme0n1p2", "dm-0", "253:0")
+    export(fake, "nqn.a/namespaces/1", "/dev/nvme0n1p1")
+    export(fake, "nqn.b/namespaces/1", "/dev/dm-0")
+    export(fake, "nqn.c/passthru", "/dev/nvme0")
+    export(fake, "nqn.d/namespaces/1", "/dev/nvme0n1", enable="0")
+    export(fake, "nqn.e/namespaces/7", "/dev/nvme7n1")
+    assert look(fake, proc).reasons == (
+        "held by dm-0 (nvme0n1p2)",
+        "exported as nqn.a (nvme0n1p1)",
+        "exported as nqn.b (dm-0 on nvme0n1p2)",
+        "exported as nqn.c (nvme0)",
+    )
+
+
+def claimed(monkeypatch: pytest.MonkeyPatch, pool: Optional[str], *names: str) -> List[str]:
+    """Have the kernel say that these are claimed; the list of what it is asked for."""
+    asked: List[str] = []
+
+    def answer(path: str, number: str) -> bool:
+        asked.append(path[len("/dev/") :])
+        return path[len("/dev/") :] in names
+
+    monkeypatch.setattr(Sysfs, "is_kernels", lambda self: True)
+    monkeypatch.setattr(usage_module, "is_claimed", answer)
+    monkeypatch.setattr(usage_module, "zfs_pool", lambda path: pool)
+    return asked
+
+
+def test_what_somebody_claimed(fake: Any, proc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.nvme()
+    asked = claimed(monkeypatch, None, "nvme0n1p1", "nvme0n1")
+    assert look(fake, proc).reasons == ("claimed for exclusive use (nvme0n1p1)",)
+    assert asked == ["nvme0n1p2", "nvme0n1p1"]
+
+
+def test_what_is_explained_is_not_asked_for(fake: Any, proc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.nvme()
+    fake.holder("nvme0n1p1", "dm-0", "253:0")
+    asked = claimed(monkeypatch, None, "nvme0n1p1", "nvme0n1")
+    assert look(fake, proc).reasons == ("held by dm-0 (nvme0n1p1)",)
+    assert asked == ["nvme0n1p2"]
+
+
+def test_members_of_a_zfs_pool(fake: Any, proc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.nvme()
+    claimed(monkeypatch, "rpool", "nvme0n1p2")
+    assert look(fake, proc).reasons == ("held by the ZFS pool rpool (nvme0n1p2)",)
+    proc.mount("0:33", "/srv", "rpool/srv", kind="zfs")
+    proc.mount("0:34", "/tank", "tank", kind="zfs")
+    assert look(fake, proc).reasons == ("held by the ZFS pool rpool (nvme0n1p2), mounted at /srv",)
+    proc.mount("0:35", "/", "rpool/ROOT/debian", kind="zfs")
+    assert look(fake, proc).never == ("holds / (nvme0n1p2)",)
+
+
+def test_a_disk_that_may_not_be_opened(fake: Any, proc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.nvme(partitions=0)
+    claimed(monkeypatch, None)
+
+    def denied(path: str, number: str) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(usage_module, "is_claimed", denied)
+    assert look(fake, proc).reasons == ("could not open /dev/nvme0n1 to see whether it is claimed: Permission denied",)
+
+
+def test_a_claim_is_not_asked_for_of_what_is_not_the_kernels(fake: Any, proc: Any) -> None:
+    fake.nvme()
+    assert look(fake, proc) == Usage()
+    assert is_claimed("/dev/null", "1:3") is None
+    assert is_claimed("/dev/missing", "8:0") is None
+
+
+def packed(text: str) -> bytes:
+    return struct.pack(">i", len(text)) + text.encode() + bytes(-len(text) % 4)
+
+
+def pair(name: str, kind: int, value: bytes) -> bytes:
+    body = packed(name) + struct.pack(">ii", kind, 1) + value
+    return struct.pack(">ii", len(body) + 8, 64) + body
+
+
+def label(*pairs: bytes) -> bytes:
+    return bytes(16 << 10) + b"\1\1\0\0" + struct.pack(">ii", 0, 1) + b"".join(pairs) + bytes(8)
+
+
+@pytest.mark.parametrize(
+    ("content", "pool"),
+    [
+        (label(pair("version", 8, bytes(8)), pair("name", 9, packed("tank")), pair("state", 8, bytes(8))), "tank"),
+        (label(pair("version", 8, bytes(8))), None),
+        (label(), None),
+        (bytes(1 << 20), None),
+        (b"", None),
+        (label(struct.pack(">ii", 1 << 30, 0)), None),
+    ],
+)
+def test_labels_of_zfs(tmp_path: Path, content: bytes, pool: Optional[str]) -> None:
+    (tmp_path / "disk").write_bytes(content)
+    assert zfs_pool(str(tmp_path / "disk")) == pool
+    assert zfs_pool(str(tmp_path / "missing")) is None
+
+
+@given(st.binary(max_size=200))
+def test_no_label_of_zfs_does_harm(content: bytes) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(bytes(16 << 10) + b"\1" + content)
+        file.flush()
+        assert isinstance(zfs_pool(file.name), (str, type(None)))
+
+
+# Virtual functions
+
+
+def test_a_device_is_in_use_where_a_virtual_function_is(fake: Any, proc: Any) -> None:
+    folder = fake.device(NIC, driver="ice", sriov_numvfs="2", **{"class": "0x020000"})
+    for number in (0, 1):
+        function = fake.device(f"0000:82:02.{number}", driver="iavf", **{"class": "0x020000"})
+        fake.link(f"{folder}/virtfn{number}", function)
+        fake.link(f"{function}/physfn", folder)
+        fake.interface(f"{function}/net/eth{number}", flags="0x1003" if number else "0x1002")
+    proc.route("eth1")
+    assert look(fake, proc, NIC) == Usage(
+        reasons=("2 virtual functions are enabled", "0000:82:02.1: eth1 is up"),
+        never=("0000:82:02.1: eth1 carries the default route",),
+    )
 
 
 def test_this_machine() -> None:

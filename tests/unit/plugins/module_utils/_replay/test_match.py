@@ -39,6 +39,8 @@ CAPABILITY = "00-11-22-33-44-55-66-77"
         ({}, {"device_id": None}, "same"),
         ({}, {"node_id": None}, "untold"),
         ({}, {"serial": None}, "same"),  # by its UUID
+        ({"serial": "00-00-00-00-00-00-00-00"}, {"serial": "00-00-00-00-00-00-00-00", "uuid": "u2"}, "other"),
+        ({"serial": "0000"}, {"serial": "S1"}, "same"),
         ({}, {"serial": CAPABILITY, "uuid": "u2"}, "other"),
         ({}, {"serial": None, "uuid": None}, "same"),  # by its place and ids
         ({}, {"serial": None, "uuid": None, "bdf": B}, "other"),

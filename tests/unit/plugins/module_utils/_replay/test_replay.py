@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import os
+import socket
+import threading
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
@@ -224,6 +226,29 @@ def test_a_tool_that_hangs_costs_its_limit(sites: Pair, fabric: Fabric, monkeypa
     assert borrower.replay(nothing, nothing) == 0
     assert borrower.says("did not end within 0.5 seconds")
     assert borrower.node.borrowed() == sorted(fdids)
+
+
+def test_ready_in_time_whatever_the_first_pass_does(
+    sites: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lender, _borrower = sites
+    monkeypatch.setattr(replay, "COMMAND_LIMIT", 2.0)
+    monkeypatch.setattr(replay, "_READY_AFTER", 0.1)
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    lender.node.rule("list", "hang", times=1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(20)
+        told = []
+
+        def listen() -> None:
+            told.extend(manager.recv(4096).decode().split("=")[0] for _message in range(3))
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        assert lender.replay(nothing) == 0
+        thread.join(20)
+    assert told == ["READY", "BARRIER", "STATUS"]
 
 
 # -- what is not the same ---------------------------------------------------------------------------------------------

@@ -227,6 +227,17 @@ class Fabric:
             device = state["devices"][fdid]
             device["borrowers"][str(node_id)] = {"hardware": device["hardware"], "from": 0, "fdid": fdid}
 
+    def forget_borrow(self, fdid: str, status: int, vdev_status: int = 0) -> None:
+        """The lender was restarted, and lends the device again. Its borrower still holds it, dead, until it returns it.
+
+        ``status`` is what borrow answers there, ``vdev_status`` what get-vdev does (0: as for any other device).
+        """
+        with self.edit() as state:
+            device = state["devices"][fdid]
+            ((node, held),) = device["borrowers"].items()
+            device["dead"] = {node: {**held, "status": status, "vdev_status": vdev_status}}
+            device["borrowers"] = {}
+
     def close(self) -> None:
         for node in self.nodes.values():
             node.end_hung()

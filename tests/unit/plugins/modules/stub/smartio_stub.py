@@ -431,6 +431,8 @@ class Tool:
         fdid, device = self.find(args[0])
         if not self.reachable(device["owner"]) and device["owner"] != self.me:
             raise Exit(EIO, "Unable to communicate with the lender")
+        if str(self.me) in device.get("dead", {}):
+            raise Exit(device["dead"][str(self.me)]["status"], "Device is dead")
         if str(self.me) in device["borrowers"]:
             self.repeated("borrow", EALREADY)
         elif device["state"] != "available" or device["borrowers"] or device.get("word"):
@@ -469,9 +471,10 @@ class Tool:
 
     def give_back(self, args: List[str]) -> None:
         _fdid, device = self.find(one(args))
-        if str(self.me) not in device["borrowers"]:
+        held = device.get("dead", {}).pop(str(self.me), None) or device["borrowers"].pop(str(self.me), None)
+        if held is None:
             raise Exit(EINVAL, "Device is not borrowed")
-        vdev = device["borrowers"].pop(str(self.me))["hardware"]
+        vdev = held["hardware"]
         self.state["p2p"] = [pair for pair in self.state["p2p"] if pair[0] != self.me or one(args) not in pair]
         if self.config["vdev_sysfs"]:
             fakefs.remove_device(self.config["sysfs"], self.config["dev"], vdev)
@@ -479,6 +482,8 @@ class Tool:
     def get_vdev(self, args: List[str]) -> None:
         absent = self.config["get_vdev_absent"]
         _fdid, device = self.find(one(args))
+        if device.get("dead", {}).get(str(self.me), {}).get("vdev_status"):
+            raise Exit(device["dead"][str(self.me)]["vdev_status"], "Device is dead")
         mine = device["borrowers"].get(str(self.me))
         if mine is None or mine["from"] > self.now:
             raise Exit(absent["exit"], absent["text"])
