@@ -47,6 +47,13 @@ options:
         refused all the same.
     type: bool
     default: false
+  taken_back:
+    description:
+      - PCI addresses, in full, that do not count as being in the pool, since an earlier task has taken them out of it
+        (in check mode, would have). Quote them.
+    type: list
+    elements: raw
+    default: []
   sysfs:
     description:
       - Where sysfs is mounted. A software node has a sysfs of its own.
@@ -155,6 +162,7 @@ def main() -> None:
             "numvfs": numvfs,
             "devices": {"type": "list", "elements": "dict", "options": required},
             "force": {"type": "bool", "default": False},
+            "taken_back": {"type": "list", "elements": "raw", "default": []},
             **{name: ARGUMENTS[name] for name in ("sysfs", "proc", "timeout")},
             **POOLED_ARGUMENTS,
         },

@@ -171,8 +171,9 @@ class Run:
 
     def failure(self, host: str) -> str:
         """The sentence that a host failed with."""
-        (sentence,) = [result["msg"] for _task, one, status, result in self.rows if (one, status) == (host, "failed")]
-        return str(sentence)
+        sentences = [result["msg"] for _task, one, status, result in self.rows if (one, status) == (host, "failed")]
+        assert len(sentences) == 1, self.output
+        return str(sentences[0])
 
     def warnings(self, host: str) -> str:
         """What a host was warned of, by modules and in messages."""

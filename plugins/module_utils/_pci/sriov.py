@@ -12,7 +12,7 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Seq
 
 from .._plan import Action, Deadline, Item, Outcome, Plan, Report, Resource, SharingError, run_plan
 from . import usage
-from .address import check_written, printable, resolve
+from .address import check_written, normalise, printable, resolve
 from .sysfs import Sysfs
 
 # More than any device has (the capability's field is 16 bits wide).
@@ -201,7 +201,12 @@ def resource(params: Mapping[str, Any], pooled: Callable[[], Collection[str]]) -
     timeout = params["timeout"]
     if not 0 <= timeout < float("inf"):
         raise SharingError(f"timeout: {timeout!r} is not a number of seconds from 0 on")
-    functions = Functions(Sysfs(params["sysfs"]), params["proc"], Deadline(timeout), pooled)
+    taken_back = frozenset(normalise(check_written(bdf, "taken_back")) for bdf in params["taken_back"])
+
+    def left() -> Collection[str]:
+        return frozenset(pooled()) - taken_back
+
+    functions = Functions(Sysfs(params["sysfs"]), params["proc"], Deadline(timeout), left)
     return Resource("devices", lambda check: functions.run(wishes, params["force"], check))
 
 

@@ -39,7 +39,8 @@ def plan_mounts(
 ) -> List[Dict[str, Any]]:
     """A Mount, as a dictionary, for each claim that has one.
 
-    ``rows`` are smartio_borrow's. A claim without a row, or with devices that are not borrowed yet, is only expected.
+    ``rows`` are smartio_borrow's, of one run or more. A claim without a row, or with devices that are not borrowed yet,
+    is only expected.
     """
     lines = _lines(fstab)
     wanted = [claim for claim in claims if claim.get("mount")]
@@ -80,7 +81,7 @@ class _Found:
     """The filesystems on what is borrowed under a label, all of them or those of one partition."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], partition: Optional[int]) -> None:
-        nodes = [node for row in rows for node in row.get("device_nodes") or ()]
+        nodes = list(dict.fromkeys(node for row in rows for node in row.get("device_nodes") or ()))
         links = {link: node for row in rows for link, node in (row.get("by_uuid") or {}).items()}
         self._here = [row for row in rows if row.get("vdev")]
         self._where = ", ".join(map(os.path.basename, nodes)) or "its devices"

@@ -210,6 +210,7 @@ def test_in_the_pool(node: Node, kernel: Kernel, fabric: Fabric) -> None:
         state["nodes"]["4"]["hardware"].append(function)
     assert not run("smartio_device", {**node.args, "bdf": "5e:02.0"}).failed
     assert bad(node, bdf=CARD, numvfs=2).says("0000:5e:02.0: is in the SmartIO pool", "force")
+    assert sriov(node, check=True, bdf=CARD, numvfs=0, taken_back=["0000:5e:02.0"]).changed
     assert sriov(node, bdf=CARD, numvfs=2, force=True).changed
 
 
