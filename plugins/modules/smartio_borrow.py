@@ -17,6 +17,10 @@ description:
     that are busy or whose node cannot be reached are passed over and tried again until O(timeout).
   - A claim that cannot be filled gives back what this run took for it, and fails with the reason for every candidate.
   - A device counts as borrowed here when C(smartio_tool get-vdev) prints its virtual address.
+  - A lender that was restarted has forgotten what it lent, while a borrower may still hold it, without any use. Where
+    this node borrowed a device since it was booted, the device can be looked at, C(get-vdev) prints no address, and
+    C(borrow) fails with EBUSY, EIO or EEXIST, it is returned, once, and borrowed again. A warning says so.
+  - Nothing is returned, and nothing else borrowed instead, while the lender of what a claim had cannot be reached.
 options:
   fdid:
     description:
@@ -93,7 +97,8 @@ options:
     type: str
   state:
     description:
-      - V(returned) returns what matches and is borrowed here. A device in use is refused; see O(force).
+      - V(returned) returns what matches and is borrowed here. A device in use is refused, and one of which that cannot
+        be told since its lender is out of reach; see O(force).
     type: str
     choices: [borrowed, returned]
     default: borrowed
@@ -101,8 +106,9 @@ options:
     description:
       - How far a borrowed device must be before the run succeeds.
       - V(vdev), its virtual address is known. V(driver), a driver is bound. V(device_node), a device node exists.
+        V(filesystem), C(disk/by-uuid) has a link to one of them.
     type: str
-    choices: [none, vdev, driver, device_node]
+    choices: [none, vdev, driver, device_node, filesystem]
     default: driver
   force:
     description:
@@ -178,6 +184,14 @@ devices:
     serial:
       description: Serial number as the tool prints it.
       type: str
+    vendor_id:
+      description: PCI vendor id.
+      type: str
+      sample: 144d
+    device_id:
+      description: PCI device id.
+      type: str
+      sample: a80a
     vdev:
       description: PCI address of the virtual device on this node. Null where it is not borrowed (yet).
       type: str
@@ -195,6 +209,10 @@ devices:
       description: Links in C(disk/by-id) to them.
       type: list
       elements: str
+    by_uuid:
+      description: Links in C(disk/by-uuid) to them, one for each filesystem, with the device node of each.
+      type: dict
+      sample: {"/dev/disk/by-uuid/0a5c9d2e-6c1f-4d0a-9b1e-3f6f0f6a2b11": "/dev/nvme0n1p1"}
     users:
       description: What the tool calls local users.
       type: int
@@ -207,7 +225,9 @@ pending:
   returned: in check mode, where it is so
   type: bool
 errors:
-  description: One entry for each claim that failed or device that was refused, with the sentence and its details.
+  description:
+    - One entry for each claim that failed or device that was refused, with the sentence, the C(label) of the claim (or
+      null), and details.
   returned: on failure of elements
   type: list
   elements: dict
@@ -243,7 +263,11 @@ def main() -> None:
                 "required_one_of": one_of,
             },
             "state": {"type": "str", "choices": ["borrowed", "returned"], "default": "borrowed"},
-            "wait_for": {"type": "str", "choices": ["none", "vdev", "driver", "device_node"], "default": "driver"},
+            "wait_for": {
+                "type": "str",
+                "choices": ["none", "vdev", "driver", "device_node", "filesystem"],
+                "default": "driver",
+            },
             "force": {"type": "bool", "default": False},
         },
         on_node(resource),

@@ -17,7 +17,7 @@ description:
   - No command lists or undoes connections. What was connected is remembered in O(state_dir) for one boot and one load
     of the kernel module, so that connecting again costs no command.
   - A node that cannot be reached does not keep the others from being connected. The run then fails, and says beside the
-    failure what it changed.
+    failure what it changed; see O(on_unreachable).
 options:
   node_ids:
     description:
@@ -25,21 +25,30 @@ options:
     type: list
     elements: int
     aliases: [node_id]
+  hostnames:
+    description:
+      - Names of hosts to connect to, beside O(node_ids). Their node ids are asked for on this node with
+        C(disinfo get-nodeid -hostname), also in check mode.
+    type: list
+    elements: str
+    aliases: [hostname]
   adapter:
     description:
-      - Number of the local adapter (from 0) towards O(node_ids).
+      - Number of the local adapter (from 0) towards O(node_ids) and O(hostnames).
     type: int
     default: 0
   connections:
     description:
-      - Nodes with an adapter each, instead of O(node_ids).
+      - Nodes with an adapter each, instead of O(node_ids) and O(hostnames).
     type: list
     elements: dict
     suboptions:
       node_id:
         description: Id of the node to connect to.
         type: int
-        required: true
+      hostname:
+        description: Its name, which messages have. Without O(connections[].node_id) its id is asked for.
+        type: str
       adapter:
         description: Number of the local adapter towards it, from 0.
         type: int
@@ -49,6 +58,12 @@ options:
       - Connect even where a connection is remembered.
     type: bool
     default: false
+  on_unreachable:
+    description:
+      - What to do about a node that cannot be reached now (C(EIO)). V(warn) says so in a warning instead of a failure.
+    type: str
+    choices: [fail, warn]
+    default: fail
 extends_documentation_fragment:
   - iofabric.sharing.attributes
   - iofabric.sharing.attributes.smartio
@@ -64,6 +79,11 @@ EXAMPLES = r"""
   iofabric.sharing.smartio_connect:
     node_ids: [8, 12]
 
+- name: Let two hosts borrow, whoever of them is up
+  iofabric.sharing.smartio_connect:
+    hostnames: [build1, build2]
+    on_unreachable: warn
+
 - name: Over two adapters
   iofabric.sharing.smartio_connect:
     connections:
@@ -77,7 +97,33 @@ EXAMPLES = r"""
 
 RETURN = r"""
 connections:
-  description: One entry for each node, in the order given.
+  description: One entry for each node, in the order given; those whose id could not be told come last.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    node_id:
+      description: Id of the node. Null where it could not be told.
+      type: int
+      sample: 8
+    hostname:
+      description: The host's name where it was given.
+      type: str
+      sample: build1
+    adapter:
+      description: Number of the local adapter.
+      type: int
+      sample: 0
+    state:
+      description: C(connected), C(unreachable), or null for any other failure. In check mode what is expected.
+      type: str
+      sample: connected
+    action:
+      description: C(connect) where the command was run (in check mode would be), C(none), or C(pending).
+      type: str
+      sample: connect
+others:
+  description: Connections that were made from this node, are remembered, and are not named here. Nothing can undo them.
   returned: always
   type: list
   elements: dict
@@ -85,21 +131,19 @@ connections:
     node_id:
       description: Id of the node.
       type: int
-      sample: 8
+      sample: 12
     adapter:
       description: Number of the local adapter.
       type: int
       sample: 0
-    action:
-      description: C(connect) where the command was run (in check mode would be), C(none), or C(pending).
-      type: str
-      sample: connect
 pending:
   description: The tool is not installed yet, so nothing could be told.
   returned: in check mode, where it is so
   type: bool
 errors:
-  description: One entry for each node that could not be connected, with the sentence, the command and its output.
+  description:
+    - One entry for each node that could not be connected, with the sentence, the command, its output and the name of
+      its exit status (C(errno_name), such as C(EIO)), and with C(node_id), C(adapter) and C(hostname).
   returned: on failure of elements
   type: list
   elements: dict
@@ -112,18 +156,25 @@ from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.host imp
 
 def main() -> None:
     """Run the module."""
-    connection = {"node_id": {"type": "int", "required": True}, "adapter": {"type": "int", "default": 0}}
+    connection = {"node_id": {"type": "int"}, "hostname": {"type": "str"}, "adapter": {"type": "int", "default": 0}}
     run_module(
         {
             **ARGUMENTS,
             "node_ids": {"type": "list", "elements": "int", "aliases": ["node_id"]},
+            "hostnames": {"type": "list", "elements": "str", "aliases": ["hostname"]},
             "adapter": {"type": "int", "default": 0},
-            "connections": {"type": "list", "elements": "dict", "options": connection},
+            "connections": {
+                "type": "list",
+                "elements": "dict",
+                "options": connection,
+                "required_one_of": [("node_id", "hostname")],
+            },
             "reconnect": {"type": "bool", "default": False},
+            "on_unreachable": {"type": "str", "choices": ["fail", "warn"], "default": "fail"},
         },
         on_node(resource),
-        mutually_exclusive=[("node_ids", "connections")],
-        required_one_of=[("node_ids", "connections")],
+        mutually_exclusive=[("node_ids", "connections"), ("hostnames", "connections")],
+        required_one_of=[("node_ids", "hostnames", "connections")],
     )
 
 

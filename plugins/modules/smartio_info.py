@@ -53,7 +53,9 @@ options:
     type: bool
     default: false
   borrowed:
-    description: Run C(smartio_tool get-vdev) for each device, to tell which ones are borrowed here.
+    description:
+      - Run C(smartio_tool get-vdev) for each device, to tell which ones are borrowed here.
+      - Devices that were borrowed here and are not in the pool now (their lender cannot be reached) are listed, too.
     type: bool
     default: false
 extends_documentation_fragment:
@@ -91,6 +93,12 @@ connections:
   returned: always
   type: list
   elements: dict
+borrowed:
+  description: Devices that were borrowed here and are remembered, with the label of each (null without one).
+  returned: always
+  type: list
+  elements: dict
+  sample: [{"fdid": "48100", "label": "scratch"}]
 missing:
   description: Those of O(fdids) that are not in the pool.
   returned: always
@@ -110,7 +118,7 @@ devices:
       description: Name in the pool.
       type: str
     state:
-      description: The word that C(smartio_tool list) shows.
+      description: The word that C(smartio_tool list) shows. Null for a device that it does not show.
       type: str
       sample: available
     location:
@@ -159,6 +167,9 @@ devices:
     lspci:
       description: Output of C(smartio_tool lspci), with O(lspci).
       type: str
+    borrowed:
+      description: Whether it is borrowed here, with O(borrowed). Null where its owner cannot be reached to tell.
+      type: bool
     vdev:
       description: PCI address of the virtual device where it is borrowed here, with O(borrowed).
       type: str

@@ -15,7 +15,8 @@ description:
   - Starts, stops and restarts servers of the xNVMe control plane. A server opens NVMe controllers and hands
     descriptors, queues and buffers to client processes over a unix socket.
   - Two servers can be managed, the reference tool C(homi) for real controllers, and the collection's own for
-    emulated ones. The program of the latter is put on the node where it is needed.
+    emulated ones. The program of the latter is put on the node where it is needed. It serves real controllers, too,
+    which is experimental.
   - A server with clients is never stopped or restarted without O(force). Mode, group and allow list change under a
     running server; other controllers take a restart; every other difference is reported as C(restart_pending) and
     takes effect when the server has no clients.
@@ -23,6 +24,8 @@ description:
     V(started) is refused where it does not. V(stopped) and V(restarted) end it when nobody is connected.
   - V(started) and V(restarted) refuse an id whose socket belongs to another user than root or that of the run, whatever
     it serves, and also with O(force).
+  - A unit that still waits to start its server, since what is claimed is not borrowed yet, is stopped for V(stopped),
+    and started anew for the other states.
   - A server that has the socket and cannot be understood (it hangs, or speaks another version of the wire format) is
     refused by all states unless O(force) is given.
 options:
@@ -85,6 +88,9 @@ options:
     description:
       - V(homi), the reference tool. V(native), the collection's own server.
       - V(auto) keeps what runs, else takes C(homi), else V(native) if all controllers are emulated.
+      - V(native) over real controllers is experimental and must be named. It needs an IOMMU, and each controller, with
+        all of its IOMMU group, bound to C(vfio-pci). A client that keeps a controller open after its server has ended
+        keeps it from the next server, and from its next driver.
     type: str
     choices: [auto, homi, native]
     default: auto
@@ -98,8 +104,10 @@ options:
     type: str
   manager:
     description:
-      - V(process), a detached process. V(systemd), an instance of the unit C(xnvme-cplane@.service).
-      - V(auto) takes V(systemd) where the unit is installed.
+      - V(process), a detached process. V(systemd), an instance of the unit C(xnvme-cplane@.service), which
+        P(iofabric.sharing.cplane_server#role) installs. It starts a server again that ended by accident, and resolves
+        C(claim:LABEL) anew each time.
+      - V(auto) takes V(systemd) where the unit is installed, and O(state_dir) is not given.
     type: str
     choices: [auto, systemd, process]
     default: auto
@@ -220,6 +228,12 @@ EXAMPLES = r"""
     controllers: ["0000:81:00.0"]
     server: homi
 
+- name: Serve a real drive without homi (experimental)
+  iofabric.sharing.xnvme_cplane:
+    cplane_id: 3
+    controllers: ["0000:82:00.0"]
+    server: native
+
 - name: Serve what was borrowed under a label
   iofabric.sharing.xnvme_cplane:
     cplane_id: 2
@@ -281,7 +295,7 @@ servers:
       sample: 0
     restart_pending:
       description:
-        - The server runs with other settings than the wanted ones, and has clients.
+        - The server runs with other settings than the wanted ones, or its program or unit changed, and has clients.
         - M(iofabric.sharing.xnvme_cplane_info) knows no wanted ones and compares with what the server was started with.
       type: bool
     controllers:
@@ -316,7 +330,7 @@ servers:
           description: Whether the server answered for the controller.
           type: bool
     error:
-      description: Why a server that is there could not be understood.
+      description: Why a server that is there could not be understood, or what its unit waits for to start it.
       type: str
     action:
       description:

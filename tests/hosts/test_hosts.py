@@ -119,6 +119,15 @@ def test_power_cut() -> None:
     assert on("two", "cat /root/file") == "kept"
 
 
+@pytest.mark.parametrize("name", ["two", "four"])
+def test_services_start_after_a_power_cut(name: str) -> None:
+    """What is started in a new control group lives, with each Debian."""
+    hosts("crash", name)
+    hosts("up", name)
+    assert on(name, "systemd-run --quiet --wait --pipe echo started") == "started"
+    assert on(name, "systemctl is-system-running --wait") == "running"
+
+
 def test_cut_cable() -> None:
     """A host without its cable is not reached by anybody until it is healed."""
     hosts("cut", "four")

@@ -39,7 +39,7 @@ TIMEOUT_MS = 10000
 CAP = (MAX_DEPTH - 1) | 1 << 16 | (TIMEOUT_MS // 500) << 24 | 1 << 37
 """Section 3.1.1: MQES, contiguous queues, the timeout, no gap between doorbells, the NVM command set."""
 VS = 0x00010400
-CC = 1 | 6 << 16 | 4 << 20
+CC = nvme.CC_ENABLED
 """Section 3.1.5: enabled, entries of 64 and 16 bytes. The server owns it; what clients write there has no effect."""
 REGISTERS = (
     (nvme.CAP, CAP & 0xFFFFFFFF),

@@ -11,10 +11,10 @@ import json
 import os
 import resource
 import signal
-import socket
 import sys
 from typing import Callable, Dict, FrozenSet, List, Optional, Sequence
 
+from .._notify import notify, reloading
 from . import VERSION, example
 from .client import DIRECTORY, MAX_ID, CtrlrInfo, ServerInfo, read_server
 from .errors import ConfigError, CplaneError, NotServed, VersionMismatch
@@ -75,17 +75,10 @@ def _mode(text: object) -> int:
     return mode
 
 
-def notify(state: str) -> None:
-    """Tell the service manager (sd_notify); without one, do nothing."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if address[:1] not in ("/", "@"):
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-        try:
-            sock.connect("\0" + address[1:] if address[0] == "@" else address)
-            sock.sendall(state.encode())
-        except OSError as error:
-            log_to_stderr(f"the service manager cannot be told {state.split('=', 1)[0]}: {error.strerror}")
+def _tell(failure: str) -> None:
+    """Log that the service manager could not be told something (see notify), which ends no server."""
+    if failure:
+        log_to_stderr(failure)
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -96,12 +89,13 @@ def _serve(options: argparse.Namespace) -> int:
         control.stop()
 
     def reload(_number: int, _frame: object) -> None:
+        _tell(reloading())
         control.reload()
 
     def ready() -> None:
         sys.stdout.write(STARTED + "\n")
         sys.stdout.flush()
-        notify("READY=1")
+        _tell(notify("READY=1"))
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
@@ -118,7 +112,8 @@ def _serve(options: argparse.Namespace) -> int:
         directory=options.directory,
         heap_size=options.heap_size,
         access=lambda: read_settings(options.settings, base),
-        stopping=lambda: notify("STOPPING=1"),
+        stopping=lambda: _tell(notify("STOPPING=1")),
+        reloaded=lambda: _tell(notify("READY=1")),
     )
     return 0
 
@@ -206,7 +201,8 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument(
         "controller",
         nargs="+",
-        help="emu:NAME[?size=64M&path=FILE&lba=512&queues=64&latency=0&format_time=0&timeout=30s]",
+        help="emu:NAME[?size=64M&path=FILE&lba=512&queues=64&latency=0&format_time=0&timeout=30s], or the BDF of a "
+        "controller that is bound to vfio-pci (experimental)",
     )
     run.add_argument(
         "--heap-size",
@@ -270,6 +266,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         return int(options.run(options))
     except CplaneError as error:
         log_to_stderr(f"xnvme-cplaned: {error.message}")
+        if options.command == "serve":
+            _tell(notify(f"STATUS={error.message}", wait=True))
         return 1
 
 

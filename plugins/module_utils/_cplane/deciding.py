@@ -11,13 +11,13 @@ that of this run is nothing to rely on, and refused.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Optional, Tuple
+from dataclasses import dataclass, field, replace
+from typing import Any, Mapping, Optional, Tuple
 
 from .._plan import SharingError
 from .errors import ConfigError, CplaneError, NotYet
 from .have import Access, Have
-from .managers import HOMI, NATIVE, Programs, access_of
+from .managers import HOMI, NATIVE, Programs, Record, access_of
 from .wanted import Wanted
 
 STARTED, STOPPED, RESTARTED = "started", "stopped", "restarted"
@@ -43,6 +43,27 @@ class Means:
     program: str
     access: Access
     """The group is -1 where only the unit knows it."""
+    unit: str = ""
+    """The digest of the unit's files; empty for a process."""
+    places: Mapping[str, Any] = field(default_factory=dict)
+    """The programs and folders that a start depends on."""
+
+
+def record_of(wanted: Wanted, means: Means) -> Record:
+    """What is remembered of a server."""
+    return Record(
+        kind=means.kind,
+        manager=means.manager,
+        controllers=list(wanted.controllers),
+        uris=list(wanted.uris),
+        backend=wanted.backend,
+        heap_size=wanted.heap_size,
+        program=means.program,
+        access=access_of(wanted),
+        written=list(wanted.written),
+        unit=means.unit,
+        places=dict(means.places),
+    )
 
 
 @dataclass(frozen=True)
@@ -56,21 +77,23 @@ class Decision:
 
 
 def choose_kind(wanted: Wanted, have: Have, programs: Programs) -> str:
-    """Which server is meant: what is named, else what runs, else the reference tool, else ours for emulated only."""
+    """Which server is meant: what is named, else what runs, else the reference tool, else ours for emulated only.
+
+    Ours is experimental over real controllers, so there it is never chosen unless it is named or was.
+    """
     if wanted.server == HOMI and wanted.emulated:
         raise ConfigError("server: homi cannot serve emulated controllers; use server: native, or auto")
-    real = [name for name in wanted.controllers if not name.startswith("emu:")]
-    if wanted.server == NATIVE and real:
-        raise ConfigError(
-            f"server: native serves emulated controllers only so far, not {real[0]}; use server: homi for real ones"
-        )
     if wanted.server != "auto":
         return wanted.server
+    if have.ours and have.record is not None and have.record.kind == NATIVE:
+        return NATIVE
     if not wanted.emulated:
         return _homi(have, programs)
+    real = [name for name in wanted.controllers if not name.startswith("emu:")]
     if real:
         raise ConfigError(
-            f"no server serves emulated controllers beside real ones ({real[0]}); give each kind a cplane_id"
+            f"server: auto chooses none for emulated controllers beside real ones ({real[0]}); give each kind a "
+            "cplane_id, or use server: native"
         )
     return NATIVE
 
@@ -95,7 +118,7 @@ def check_kind(wanted: Wanted, kind: str) -> None:
 def decide_stop(cplane_id: int, have: Have, options: Options) -> Decision:
     """For a server that must not run."""
     if not have.alive and have.process is None:
-        return Decision()
+        return Decision() if have.waiting is None else Decision((STOP,))
     return _guarded((STOP,), cplane_id, have, options)
 
 
@@ -106,7 +129,7 @@ def decide_start(wanted: Wanted, have: Have, options: Options, means: Means) -> 
             f"control plane {wanted.cplane_id}: no controllers are named; give a BDF, emu:NAME or claim:LABEL"
         )
     if not have.alive and have.process is None:
-        return Decision((START,))
+        return Decision((START,) if have.waiting is None else (STOP, START))
     if have.foreign:
         return Decision(error=_not_trusted(wanted.cplane_id, have))
     again = (STOP, START)
@@ -127,15 +150,8 @@ def _drift(wanted: Wanted, have: Have, options: Options, means: Means) -> Decisi
     record = have.record
     if record is None:
         return Decision()
-    now = (means.kind, means.manager, wanted.backend, wanted.heap_size, list(wanted.controllers), means.program)
-    then = (
-        record.kind,
-        record.manager,
-        record.backend,
-        record.heap_size,
-        record.controllers,
-        record.program,
-    )
+    now = record_of(wanted, means)
+    then = replace(record, access=now.access)
     if now == then and not have.dead:
         return Decision((CONFIGURE,) if _access_differs(wanted, have, means) else ())
     if have.clients and not options.force:

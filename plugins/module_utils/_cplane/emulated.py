@@ -18,7 +18,6 @@ import fcntl
 import gc
 import mmap
 import os
-import platform
 import select
 import signal
 import socket
@@ -30,7 +29,7 @@ from collections import deque
 from typing import Deque, Iterable, List, NoReturn, Optional, Tuple
 
 from . import nvme
-from .backend import Backend
+from .backend import Backend, check_machine
 from .config import EmulatedConfig
 from .controller import (
     BAR0_NBYTES,
@@ -67,11 +66,7 @@ class EmulatedBackend(Backend):
     """The server's side of an emulated controller. Creating one forks; do that before any thread is started."""
 
     def __init__(self, config: EmulatedConfig, uri: str, heap: Heap) -> None:
-        if platform.machine() != "x86_64":
-            raise ConfigError(
-                f"{config.label}: emulated controllers need x86-64, where stores keep their order; this is"
-                f" {platform.machine()}"
-            )
+        check_machine(config.label)
         self.label, self.uri = config.label, uri
         self.cap, self.cc, self.timeout_ms = CAP, CC, TIMEOUT_MS
         self.nsq_total = self.ncq_total = config.queues
@@ -107,21 +102,9 @@ class EmulatedBackend(Backend):
         """Execute a client's command."""
         return self._call(command, own=False)
 
-    def create_queue_pair(self, qid: int, depth: int, sq_offset: int, cq_offset: int) -> None:
-        """Create the completion queue, then the submission queue on it."""
-        size = depth - 1 << 16 | qid
-        self._own(nvme.command(nvme.CREATE_CQ, prp1=cq_offset, cdw10=size, cdw11=1))
-        try:
-            self._own(nvme.command(nvme.CREATE_SQ, prp1=sq_offset, cdw10=size, cdw11=qid << 16 | 1))
-        except OSError as error:
-            if error.errno not in (errno.ETIMEDOUT, errno.EIO):
-                self._own(nvme.command(nvme.DELETE_CQ, cdw10=qid))
-            raise
-
-    def delete_queue_pair(self, qid: int) -> None:
-        """Delete the submission queue, then its completion queue."""
-        for opcode in (nvme.DELETE_SQ, nvme.DELETE_CQ):
-            self._own(nvme.command(opcode, cdw10=qid), allowed=nvme.INVALID_QUEUE_ID)
+    def own(self, command: bytes) -> bytes:
+        """Execute a command of the server's own."""
+        return self._call(command, own=True)
 
     def restore_registers(self) -> None:
         """Single 32-bit stores of what is there anyway, so that a client which reads meanwhile sees no other value."""
@@ -162,11 +145,6 @@ class EmulatedBackend(Backend):
         if not watch.poll(_STOP_TIME * 1000):
             os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
-
-    def _own(self, command: bytes, allowed: int = nvme.SUCCESS) -> None:
-        completion = nvme.read_completion(self._call(command, own=True))
-        if completion.status not in (nvme.SUCCESS, allowed):
-            raise OSError(errno.EINVAL, f"{self.label}: command {command[0]:#04x}: {completion.code}")
 
     def _call(self, command: bytes, own: bool) -> bytes:
         if self._dead:

@@ -77,6 +77,12 @@ class ConfigError(CplaneError):
     errno = errno.EINVAL
 
 
+class DeviceBusy(CplaneError):
+    """A device that another process has open; names who."""
+
+    errno = errno.EBUSY
+
+
 class NotYet(CplaneError):
     """Something that an earlier task may bring (a borrowed device, a program, a group) is not there."""
 

@@ -14,12 +14,14 @@ from .client import CtrlrInfo, ServerInfo, connect, read_server, socket_path
 from .errors import CplaneError, NotServed, UnsafePath, VersionMismatch
 from .holders import held_by, listens_alone
 from .managers import NATIVE, Record, Registry, SystemdManager
-from .process import Process
+from .process import Process, identify
+from .units import UnitState
 from .wire import VERSION
 
 ASK = 5.0
 """Seconds for one look at a server."""
 _ASK_PEER = 0.2
+_WAITING = "its unit is being started"
 
 
 class Access(NamedTuple):
@@ -34,11 +36,12 @@ class Have:
     """What is known of one id.
 
     ``server`` is None where nobody answers; ``problem`` says why what is there could not be understood. ``pid`` is who
-    listens. ``process`` is the server that was started here and still runs, ``record`` what it was started with; a
-    server that answers without a record was started by somebody else. ``access`` and ``owner`` (a user's number) are
-    None where there is no socket.
+    listens. ``process`` is the server that was started here and still runs, ``record`` what it was started with, or
+    will be; a server that answers without a record was started by somebody else. ``access`` and ``owner`` (a user's
+    number) are None where there is no socket.
     ``left`` counts the connections of a process that runs and does not answer on its socket, None where that cannot be
-    counted; ``proven`` is false where it cannot be seen that ``pid`` is the server's.
+    counted; ``proven`` is false where it cannot be seen that ``pid`` is the server's. ``waiting`` is None, or the words
+    in which the unit of the server says what it waits for: it has none yet, and will try again.
     """
 
     server: Optional[ServerInfo] = None
@@ -50,6 +53,7 @@ class Have:
     left: Optional[int] = 0
     proven: bool = False
     owner: Optional[int] = None
+    waiting: Optional[str] = None
 
     @property
     def alive(self) -> bool:
@@ -100,6 +104,8 @@ class Have:
         """In words, for the diff."""
         if self.alive and self.server is None:
             return "of another wire version" if isinstance(self.problem, VersionMismatch) else "not understood"
+        if self.server is None and self.waiting is not None:
+            return "waiting to be started"
         return "serving " + ", ".join(self.uris) if self.server else "not serving"
 
 
@@ -109,22 +115,25 @@ def observe(cplane_id: int, socket_dir: str, registry: Optional[Registry], timeo
     Without a registry nothing is known of how a server was started. Raises CplaneError when it cannot be read.
     """
     record = registry.load(cplane_id) if registry else None
-    process = _process(cplane_id, registry, record) if registry else None
+    unit = SystemdManager.state(cplane_id) if record and record.manager == SystemdManager.name else None
+    process = _process(cplane_id, registry, unit) if registry else None
     server, problem = _ask(cplane_id, socket_dir, timeout)
     pid = server.peer.pid if server else _peer(cplane_id, socket_dir, problem)
     ours = process is not None and pid in (None, process.pid)
     held = held_by(process.pid, socket_dir) if process and pid is None else None
     owner, access = _socket(socket_path(cplane_id, socket_dir))
+    waiting = (unit.status or _WAITING) if unit and unit.is_starting else None
     return Have(
         server=server,
         problem=problem,
         pid=pid,
         process=process,
-        record=record if ours else None,
+        record=record if ours or (waiting is not None and pid is None) else None,
         access=access,
         left=0 if process is None else (held.connections if held else None),
         proven=ours or _is_listener(pid, cplane_id, socket_dir),
         owner=owner,
+        waiting=waiting,
     )
 
 
@@ -148,10 +157,10 @@ def _peer(cplane_id: int, socket_dir: str, problem: Optional[CplaneError]) -> Op
         return None
 
 
-def _process(cplane_id: int, registry: Registry, record: Optional[Record]) -> Optional[Process]:
-    if record is not None and record.manager == SystemdManager.name:
-        return SystemdManager.process(cplane_id)
-    return registry.process(cplane_id)
+def _process(cplane_id: int, registry: Registry, unit: Optional[UnitState]) -> Optional[Process]:
+    if unit is None:
+        return registry.process(cplane_id)
+    return identify(unit.pid) if unit.pid else None
 
 
 def _is_listener(pid: Optional[int], cplane_id: int, socket_dir: str) -> bool:
@@ -189,7 +198,7 @@ def describe(cplane_id: int, have: Have) -> Dict[str, Any]:
         "clients": None if asked else have.clients,
         "restart_pending": have.drifted and bool(have.clients),
         "controllers": [describe_controller(have, controller) for controller in server.controllers] if server else [],
-        "error": have.problem.message if have.problem else None,
+        "error": have.problem.message if have.problem else have.waiting,
     }
 
 

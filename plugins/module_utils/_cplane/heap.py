@@ -13,7 +13,7 @@ import fcntl
 import mmap
 import os
 import struct
-from typing import NamedTuple, Tuple, Union
+from typing import Callable, NamedTuple, Tuple, Union
 
 from .errors import WireError
 
@@ -119,9 +119,9 @@ def _inside(what: str, heap: Buffer, offset: int, size: int) -> None:
         raise WireError(f"{what} {offset} lies outside of the heap of {len(heap)} bytes")
 
 
-def sealed_memfd(name: str, nbytes: int) -> int:
+def sealed_memfd(name: str, nbytes: int, flags: int = 0) -> int:
     """Return a memory file of ``nbytes`` whose size nobody can change: to truncate it would kill whoever maps it."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
     try:
         os.ftruncate(fd, nbytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
@@ -134,12 +134,13 @@ def sealed_memfd(name: str, nbytes: int) -> int:
 class Heap:
     """The shared memory of a server, given out in pages of 4 KiB that are zeroed first.
 
-    Only one thread may allocate and free; ``zero`` may run in any. Offset 0 is never given out.
+    Only one thread may allocate and free; ``zero`` may run in any. Offset 0 is never given out. ``memory`` makes the
+    memory file; it is given a name and a number of bytes.
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, memory: Callable[[str, int], int] = sealed_memfd) -> None:
         self.nbytes = (nbytes + PAGE - 1) // PAGE * PAGE
-        self.fd = sealed_memfd("xnvme-cplane-heap", self.nbytes)
+        self.fd = memory("xnvme-cplane-heap", self.nbytes)
         self._map = mmap.mmap(self.fd, self.nbytes)
         self.view = memoryview(self._map)
         # One byte a page, not zero when taken: bytes.find looks for a run of free pages at the speed of memory.
@@ -177,7 +178,7 @@ class Heap:
     def zero(self, offset: int, nbytes: int) -> None:
         """Clear whole pages, by giving them back to the system: a queue pair costs what is used of it.
 
-        Memory that a real controller's DMA goes to must stay in place; a heap for those does this in another way.
+        Memory that a real controller's DMA goes to must stay in place; the heap for those does this in another way.
         """
         end = offset + (nbytes + PAGE - 1) // PAGE * PAGE
         for start in range(offset, end, _ZERO_STEP):

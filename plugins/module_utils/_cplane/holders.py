@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the iofabric.sharing contributors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a process has to do with the unix sockets of a folder, as the kernel tells it (proc(5), /proc/PID/net/unix).
+"""What processes hold open, as the kernel tells it: unix sockets of a folder, and devices of vfio-pci (proc(5)).
 
 A server's own answer cannot be had when it hangs or speaks another wire version, and the number that the kernel
 remembers of a listener may meanwhile be another process's. What a process holds open can be neither.
@@ -9,13 +9,18 @@ remembers of a listener may meanwhile be another process's. What a process holds
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
-from typing import Dict, Iterator, NamedTuple, Optional, Set, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 _LISTENING = 0x10000
 _CONNECTED = 3
 _SOCKET = re.compile(r"socket:\[([0-9]+)\]\Z")
+_GROUP = re.compile(r"/vfio/[0-9]+\Z")
+_DEVICE = "anon_inode:[vfio-device]"
+_DEVICE_PATH = "vfio-device-syspath:"
+_SYS_KCMP, _KCMP_FILE = 312, 0  # of x86-64
 
 
 class Held(NamedTuple):
@@ -73,6 +78,68 @@ def _holds(pid: int, inodes: Set[str], proc: str) -> bool:
         return False
 
 
+def has_open(pid: int, path: str, proc: str = "/proc") -> bool:
+    """Whether a process has a file open, as far as can be seen."""
+    return any(target == path for _fd, target in _files(pid, proc))
+
+
+def vfio_holders(node: str, bdf: str, proc: str = "/proc", server: Optional[int] = None) -> List[str]:
+    """Name the processes that have device ``bdf``, or the file ``node`` of its group, open, as ``python3 (pid 812)``.
+
+    Left out are this process and ``server``, which has both by right. A client of a server has no more than the
+    descriptor that it was handed, and which device that is, a kernel before 6.11 does not tell. Such a process is
+    named when it has what ``server`` has, or without one when it opened no group of its own.
+    """
+    ours = [fd for fd, target in _files(server, proc) if target == _DEVICE] if server is not None else []
+    found = []
+    for pid in sorted(_others(os.getpid(), proc)):
+        files = [] if pid == server else list(_files(pid, proc))
+        devices = [fd for fd, target in files if target == _DEVICE]
+        paths = {fd: _device_path(pid, fd, proc) for fd in devices}
+        held = any(target == node for _fd, target in files) or any(path.endswith("/" + bdf) for path in paths.values())
+        untold = [fd for fd in devices if not paths[fd]]
+        if server is not None:
+            held = held or any(_same_file(pid, fd, server, mine) for fd in untold for mine in ours)
+        elif untold and not held:
+            held = not any(_GROUP.search(target) for _fd, target in files)
+        if held:
+            found.append(f"{_command(pid, proc)} (pid {pid})")
+    return found
+
+
+def _device_path(pid: int, fd: int, proc: str) -> str:
+    """The folder in sysfs of the device behind a descriptor; empty where the kernel does not tell."""
+    try:
+        with open(f"{proc}/{pid}/fdinfo/{fd}", encoding="utf-8", errors="surrogateescape") as file:
+            return next((line[len(_DEVICE_PATH) :].strip() for line in file if line.startswith(_DEVICE_PATH)), "")
+    except OSError:
+        return ""
+
+
+def _same_file(pid: int, fd: int, other_pid: int, other_fd: int) -> bool:
+    """Whether two descriptors are of one open file (kcmp(2)); False where the kernel does not tell."""
+    return int(ctypes.CDLL(None).syscall(_SYS_KCMP, pid, other_pid, _KCMP_FILE, fd, other_fd)) == 0
+
+
+def _command(pid: int, proc: str) -> str:
+    try:
+        with open(f"{proc}/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return "a process"
+
+
+def _files(pid: int, proc: str) -> Iterator[Tuple[int, str]]:
+    """What a process has open: descriptors, and what they are; nothing of one that ended or cannot be looked into."""
+    folder = f"{proc}/{pid}/fd"
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    for name in names:
+        yield int(name), _target(f"{folder}/{name}")
+
+
 def _sockets(pid: int, proc: str) -> Iterator[str]:
     """The inodes of the sockets that a process has open."""
     folder = f"{proc}/{pid}/fd"
@@ -98,5 +165,5 @@ def _states(table: str, directory: str) -> Dict[str, Tuple[int, str]]:
 def _target(link: str) -> str:
     try:
         return os.readlink(link)
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return ""  # closed while we looked

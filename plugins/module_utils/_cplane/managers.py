@@ -17,10 +17,9 @@ import os
 import shutil
 import signal
 import stat
-import subprocess
 import sys
-from dataclasses import asdict, dataclass
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 from .._plan import Deadline
 from .client import socket_path
@@ -38,9 +37,12 @@ from .process import (
     stop,
 )
 from .program import ProgramPlace
-from .wanted import Wanted
+from .units import UnitState, systemctl, unit_of, unit_state
+from .wanted import CLAIM, Wanted
 
 NATIVE, HOMI = "native", "homi"
+LABEL_PLACES = ("tool", "sysfs", "proc", "dev", "smartio_state_dir")
+"""Where SmartIO keeps its things, by the names of the module's options."""
 _SYSTEM_DIR = "/run/iofabric/cplane"
 
 
@@ -51,11 +53,6 @@ def default_state_dir() -> str:
     runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
     parent = runtime if os.path.isdir(runtime) else os.path.expanduser("~/.local/state")
     return os.path.join(parent, "iofabric", "cplane")
-
-
-def unit_of(cplane_id: int) -> str:
-    """The systemd unit that serves an id, an instance of what the role cplane_server installs."""
-    return f"xnvme-cplane@{cplane_id}.service"
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,12 @@ class Programs:
 
 @dataclass(frozen=True)
 class Record:
-    """What a server was started with. ``program`` is the digest of our zipapp, empty for the reference tool."""
+    """What a server was started with, enough to start it again.
+
+    ``controllers`` and ``uris`` are what it serves, ``written`` is what was asked for (with ``claim:LABEL``), in an
+    order of its own. They are empty where what was asked for could not be started yet. ``program`` is the digest of
+    our zipapp, empty for the reference tool; ``unit`` that of the unit's files, empty for a process.
+    """
 
     kind: str
     manager: str
@@ -93,6 +95,17 @@ class Record:
     heap_size: Optional[int]
     program: str
     access: Dict[str, Any]
+    written: List[str] = field(default_factory=list)
+    unit: str = ""
+    places: Dict[str, Any] = field(default_factory=dict)
+
+
+def start_places(wanted: Wanted, kind: str, places: Mapping[str, Any]) -> Dict[str, Any]:
+    """Of all programs and folders, those that a start of this server depends on."""
+    names = {"socket_dir", "homi" if kind == HOMI else "program"}
+    if any(name.startswith(CLAIM) for name in wanted.written):
+        names.update(LABEL_PLACES)
+    return {name: places[name] for name in sorted(names)}
 
 
 def access_of(wanted: Wanted) -> Dict[str, Any]:
@@ -168,8 +181,9 @@ class Registry:
                 record = Record(**json.load(file))
         except (OSError, ValueError, TypeError):
             return None
-        right = isinstance(record.controllers, list) and isinstance(record.uris, list)
-        return record if right and isinstance(record.access, dict) else None
+        lists = (record.controllers, record.uris, record.written)
+        right = all(isinstance(value, list) for value in lists)
+        return record if right and isinstance(record.access, dict) and isinstance(record.places, dict) else None
 
     def process(self, cplane_id: int) -> Optional[Process]:
         """The server that was started as a process and still runs."""
@@ -259,20 +273,6 @@ def refuse_obstacle(path: str) -> None:
         )
 
 
-def record_of(wanted: Wanted, kind: str, manager: str, programs: Programs) -> Record:
-    """What is remembered of a server."""
-    return Record(
-        kind=kind,
-        manager=manager,
-        controllers=list(wanted.controllers),
-        uris=list(wanted.uris),
-        backend=wanted.backend,
-        heap_size=wanted.heap_size,
-        program=programs.digest(kind),
-        access=access_of(wanted),
-    )
-
-
 def set_socket_access(path: str, mode: int, gid: Optional[int]) -> None:
     """Mode and group of the reference server's socket, which leaves both to chance."""
     try:
@@ -322,13 +322,20 @@ class SystemdManager:
         """Whether systemd runs here and has the unit."""
         if not os.path.isdir("/run/systemd/system"):
             return False
-        return _systemctl(["cat", unit_of(1)], 10).returncode == 0
+        return systemctl(["cat", unit_of(1)], 10).returncode == 0
 
     def start(self, wanted: Wanted, kind: str, timeout: float) -> None:
         """Start the instance, which reads what the registry remembers of it."""
         if kind == NATIVE:
             self._programs.native.install()
-        self._run("start", wanted.cplane_id, timeout)
+        try:
+            self._run("start", wanted.cplane_id, timeout)
+        except CplaneError:
+            said = self.state(wanted.cplane_id).status
+            if not said:
+                raise
+            unit = unit_of(wanted.cplane_id)
+            raise CplaneError(f"control plane {wanted.cplane_id}: {said}; see 'journalctl -u {unit}'") from None
 
     def stop(self, cplane_id: int, timeout: float, kill: bool) -> None:
         """Stop the instance; with ``kill`` the hard way if it does not end."""
@@ -341,11 +348,15 @@ class SystemdManager:
             self._run("stop", cplane_id, timeout)
 
     @staticmethod
-    def process(cplane_id: int) -> Optional[Process]:
+    def state(cplane_id: int) -> UnitState:
+        """The instance as systemd knows it."""
+        return unit_state(cplane_id)
+
+    @classmethod
+    def process(cls, cplane_id: int) -> Optional[Process]:
         """The main process of the instance, None where it does not run."""
-        done = _systemctl(["show", "--property=MainPID", "--value", unit_of(cplane_id)], 10)
-        text = done.stdout.strip()
-        return identify(int(text)) if text.isdigit() and int(text) else None
+        pid = cls.state(cplane_id).pid
+        return identify(pid) if pid else None
 
     def reload(self, cplane_id: int) -> None:
         """Have our server read its settings again."""
@@ -354,27 +365,10 @@ class SystemdManager:
     @staticmethod
     def _run(verb: str, cplane_id: int, timeout: float, *options: str) -> None:
         unit = unit_of(cplane_id)
-        done = _systemctl([verb, *options, unit], timeout)
+        done = systemctl([verb, *options, unit], timeout)
         if done.returncode != 0:
-            said = (done.stdout + done.stderr).strip()
-            raise CplaneError(
-                f"'systemctl {verb} {unit}' failed: {said or done.returncode}; see 'journalctl -u {unit}'"
-            )
-
-
-def _systemctl(arguments: Sequence[str], timeout: float) -> subprocess.CompletedProcess[str]:
-    command = ["systemctl", "--no-pager", *arguments]
-    try:
-        return subprocess.run(  # pylint: disable=ansible-bad-function
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=max(1.0, timeout),
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise CplaneError(f"'{' '.join(command)}' did not end within {timeout:g} seconds") from None
-    except OSError as error:
-        raise CplaneError(f"systemctl cannot be run: {error.strerror}; use manager: process") from None
+            # The lines behind the first one only say where to look.
+            said = (done.stdout + done.stderr).strip().partition("\n")[0].strip(
+                " ."
+            ) or f"exit status {done.returncode}"
+            raise CplaneError(f"'systemctl {verb} {unit}' failed: {said}; see 'journalctl -u {unit}'")

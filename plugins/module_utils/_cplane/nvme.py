@@ -23,13 +23,19 @@ CQE = 16
 # Admin commands (figure 139) and NVM commands (figure 346).
 DELETE_SQ, CREATE_SQ, GET_LOG_PAGE, DELETE_CQ, CREATE_CQ, IDENTIFY, ABORT = 0x00, 0x01, 0x02, 0x04, 0x05, 0x06, 0x08
 SET_FEATURES, GET_FEATURES, ASYNC_EVENT, KEEP_ALIVE, FORMAT = 0x09, 0x0A, 0x0C, 0x18, 0x80
+NAMESPACE_MANAGEMENT, FIRMWARE_COMMIT, FIRMWARE_DOWNLOAD = 0x0D, 0x10, 0x11
+VIRTUALIZATION, DOORBELL_BUFFER, SANITIZE = 0x1C, 0x7C, 0x84
 FLUSH, WRITE, READ, WRITE_ZEROES = 0x00, 0x01, 0x02, 0x08
 
-FEATURE_NUMBER_OF_QUEUES = 0x07
+FEATURE_NUMBER_OF_QUEUES, FEATURE_HOST_MEMORY, FEATURE_KEEP_ALIVE = 0x07, 0x0D, 0x0F
 
-# Registers (section 3.1) as numbers of 32-bit words, and the fields of CSTS.
-CAP, VS, CC, CSTS, DOORBELLS = 0x00 // 4, 0x08 // 4, 0x14 // 4, 0x1C // 4, 0x1000 // 4
-CSTS_RDY, CSTS_CFS = 1 << 0, 1 << 1
+# Registers (section 3.1) as numbers of 32-bit words, and the fields of CC and CSTS.
+CAP, VS, INTMS, CC, CSTS, AQA, ASQ, ACQ = 0x00 // 4, 0x08 // 4, 0x0C // 4, 0x14 // 4, 0x1C // 4, 0x24 // 4, 10, 12
+CRTO, DOORBELLS = 0x68 // 4, 0x1000 // 4
+CC_EN, CC_SHN, CC_SHN_NORMAL = 1 << 0, 3 << 14, 1 << 14
+CC_ENABLED = CC_EN | 6 << 16 | 4 << 20
+"""The NVM command set, pages of 4 KiB, entries of 64 and 16 bytes."""
+CSTS_RDY, CSTS_CFS, CSTS_SHST, CSTS_SHST_DONE = 1 << 0, 1 << 1, 3 << 2, 2 << 2
 
 # Status codes as DNR (bit 14), SCT (bits 10:8), SC (bits 7:0): figures 126 to 130.
 DNR = 0x4000
@@ -38,6 +44,7 @@ INVALID_OPCODE = DNR | 0x001
 INVALID_FIELD = DNR | 0x002
 DATA_TRANSFER_ERROR = DNR | 0x004
 INTERNAL_ERROR = 0x006
+ABORT_REQUESTED = 0x007
 INVALID_NAMESPACE = DNR | 0x00B
 COMMAND_SEQUENCE_ERROR = DNR | 0x00C
 PRP_OFFSET_INVALID = DNR | 0x013
@@ -94,6 +101,11 @@ def read_completion(data: bytes) -> Completion:
     return Completion(dw0, head, queue, cid, status >> 1)
 
 
-def doorbell(qid: int, completion: bool) -> int:
-    """Return the number of the 32-bit word of a queue's doorbell (sections 3.1.25 and 3.1.26, stride 0)."""
-    return DOORBELLS + 2 * qid + (1 if completion else 0)
+def doorbell(qid: int, completion: bool, stride: int = 0) -> int:
+    """Return the number of the 32-bit word of a queue's doorbell (sections 3.1.25 and 3.1.26, stride as CAP.DSTRD)."""
+    return DOORBELLS + (2 * qid + (1 if completion else 0) << stride)
+
+
+def stride(cap: int) -> int:
+    """Return CAP.DSTRD."""
+    return cap >> 32 & 0xF

@@ -12,16 +12,20 @@ import os
 import stat
 from typing import Optional, Sequence
 
-from .config import PAGE, EmulatedConfig, parse_controllers
+from .config import PAGE, EmulatedConfig, PciConfig, parse_controllers
 from .errors import ConfigError
+from .vfio import check_free
 
 MIN_HEAP = 2 * (64 << 10) + (4 << 20) + 16 * PAGE
 """The least memory that our server takes for a controller: one queue pair and what describes it, in bytes."""
 MAX_HEAP = 1 << 48
 
 
-def check_startable(controllers: Sequence[str], heap_size: Optional[int]) -> None:
-    """Raise ConfigError for a heap, or a file of an emulated controller, that our server would end over."""
+def check_startable(controllers: Sequence[str], heap_size: Optional[int], server: Optional[int] = None) -> None:
+    """Raise ConfigError for a heap, a file of an emulated controller, or a real controller that our server would end
+    over, and DeviceBusy for one that somebody has open; but not for what ``server`` has, a process that is to be
+    replaced.
+    """
     if heap_size is not None and not MIN_HEAP <= heap_size <= MAX_HEAP:
         raise ConfigError(
             f"heap_size: a heap of {heap_size} bytes is too {'small' if heap_size < MIN_HEAP else 'large'}; "
@@ -35,6 +39,8 @@ def check_startable(controllers: Sequence[str], heap_size: Optional[int]) -> Non
             if real in files:
                 raise ConfigError(f"{config.label}: path={config.path} is the file of another controller, too")
             files.add(real)
+        elif isinstance(config, PciConfig):
+            check_free(config.bdf, server=server)
 
 
 def _check_file(label: str, path: str, size: Optional[int]) -> None:
@@ -49,7 +55,7 @@ def _check_file(label: str, path: str, size: Optional[int]) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise ConfigError(f"{where} is not a regular file")
     if not os.access(path, os.R_OK | os.W_OK, effective_ids=True):
-        raise ConfigError(f"{where} cannot be read and written by this user")
+        raise ConfigError(f"{where} {_why_not(path) or 'cannot be read and written by this user'}")
     if not (found.st_size or size) or found.st_size % PAGE or (size and found.st_size not in (0, size)):
         raise ConfigError(
             f"{where} has {found.st_size} bytes, not {size or 'a multiple of 4096'}; give its size, or move it away"
@@ -63,4 +69,10 @@ def _check_new(where: str, path: str, size: Optional[int]) -> None:
     if size is None:
         raise ConfigError(f"{where}: there is no such file; create it, or give its size")
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
-        raise ConfigError(f"{where}: this user cannot create files in {folder}")
+        raise ConfigError(f"{where} {_why_not(folder) or f'cannot be created by this user in {folder}'}")
+
+
+def _why_not(path: str) -> str:
+    """Why nobody can write there, in words; empty where others could."""
+    read_only = os.statvfs(path).f_flag & os.ST_RDONLY
+    return "lies where all is read-only (a unit needs ReadWritePaths= for its folder)" if read_only else ""

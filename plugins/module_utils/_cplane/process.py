@@ -274,7 +274,7 @@ def served_by(cplane_id: int, uris: Sequence[str], directory: str = DIRECTORY) -
             server: ServerInfo = read_server(cplane_id, directory, timeout=1.0)
         except CplaneError:
             return False
-        return server.peer.pid == pid and {controller.uri for controller in server.controllers} == set(uris)
+        return server.peer.pid == pid and sorted(controller.uri for controller in server.controllers) == sorted(uris)
 
     return ready
 

@@ -84,8 +84,9 @@ class Queue:
         self._attached = attached
         self._bar0 = attached.bar0
         self._words = attached.words
-        self._sq_doorbell = nvme.doorbell(pair.qid, completion=False)
-        self._cq_doorbell = nvme.doorbell(pair.qid, completion=True)
+        stride = nvme.stride(attached.record.cap)
+        self._sq_doorbell = nvme.doorbell(pair.qid, completion=False, stride=stride)
+        self._cq_doorbell = nvme.doorbell(pair.qid, completion=True, stride=stride)
         self._tail = self._head = 0
         self._phase = 1 << 16
 
@@ -121,8 +122,10 @@ class Queue:
         while completion is None:
             if time.monotonic() > end:
                 raise ServerTimeout(f"no completion on queue {self.pair.qid} of {self._attached.record.bdf} in time")
-            if self._bar0[nvme.CSTS] & nvme.CSTS_CFS:
-                raise CplaneError(f"the controller {self._attached.record.bdf} has failed (CSTS.CFS)")
+            status = self._bar0[nvme.CSTS]
+            if status & nvme.CSTS_CFS or not status & nvme.CSTS_RDY:
+                # One that was pulled reads as all ones, one that the server took back is not ready.
+                raise CplaneError(f"the controller {self._attached.record.bdf} has failed (CSTS {status:#x})")
             completion = self.poll()
         return completion
 

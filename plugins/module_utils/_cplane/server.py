@@ -19,7 +19,6 @@ import contextlib
 import errno
 import os
 import select
-import signal
 import socket
 import sys
 import threading
@@ -28,13 +27,14 @@ from collections import deque
 from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, TypeVar, Union
 
 from . import wire
-from .backend import Backend
+from .backend import Backend, start_thread
 from .client import DIRECTORY
-from .config import Config, PciConfig, parse_controllers, served_uris
+from .config import Config, EmulatedConfig, PciConfig, parse_controllers, served_uris
 from .emulated import EmulatedBackend
 from .errors import ConfigError, CplaneError
 from .heap import KIND_ARITHMETIC, PAGE, Descriptor, Heap, HeapFull, Record
 from .listener import Access, Listener, peer_of
+from .vfio_backend import DmaHeap, VfioBackend
 from .wire import Message, Op
 
 MAX_CONNECTIONS = 64
@@ -59,6 +59,8 @@ _PAUSE = 0.1
 
 Result = Union[bytes, None, OSError]
 _Thing = TypeVar("_Thing")
+Log = Callable[[str], None]
+MakeHeap = Callable[[Sequence[Config], int, Log], Heap]
 Opener = Callable[[Config, str, Heap], Backend]
 
 
@@ -186,14 +188,23 @@ class _Job:
 
 
 class _Worker:
-    """A thread that runs jobs one after the other and hands results to the loop."""
+    """A thread that runs jobs one after the other and hands results to the loop.
 
-    def __init__(self, name: str, finish: Callable[[Callable[[Result], None], Result], None]) -> None:
+    While there is none, it calls ``idle`` every ``every`` seconds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        finish: Callable[[Callable[[Result], None], Result], None],
+        every: Optional[float] = None,
+        idle: Callable[[], None] = lambda: None,
+    ) -> None:
         self._jobs: Deque[Optional[_Job]] = deque()
         self._changed = threading.Condition()
         self._finish = finish
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._every, self._idle = every, idle
+        self._thread = start_thread(self._run, name)
 
     def submit(self, job: Optional[_Job]) -> None:
         """Have a job run after all that were submitted before."""
@@ -233,10 +244,11 @@ class _Worker:
             self._finish(job.done, result)
 
     def _next(self) -> Optional[_Job]:
-        with self._changed:
-            while not self._jobs:
-                self._changed.wait()
-            return self._jobs.popleft()
+        while True:
+            with self._changed:
+                if self._jobs or self._changed.wait_for(lambda: self._jobs, self._every):
+                    return self._jobs.popleft()
+            self._idle()
 
 
 class _Served:
@@ -278,11 +290,19 @@ def log_to_stderr(text: str) -> None:
         sys.stderr.flush()
 
 
+def make_heap(configs: Sequence[Config], nbytes: int, log: Log) -> Heap:
+    """Return memory that the controllers can reach."""
+    bdfs = [config.bdf for config in configs if isinstance(config, PciConfig)]
+    return DmaHeap(nbytes, bdfs, log) if bdfs else Heap(nbytes)
+
+
 def open_controller(config: Config, uri: str, heap: Heap) -> Backend:
-    """Open an emulated controller; real ones need another opener."""
-    if isinstance(config, PciConfig):
-        raise ConfigError(f"{config.label}: this server serves emulated controllers only (emu:NAME)")
-    return EmulatedBackend(config, uri, heap)
+    """Open a controller, real or emulated; ``heap`` is what make_heap returned."""
+    if isinstance(config, EmulatedConfig):
+        return EmulatedBackend(config, uri, heap)
+    if not isinstance(heap, DmaHeap):
+        raise ConfigError(f"{config.label}: a real controller cannot reach this memory")
+    return VfioBackend(config.label, uri, heap, heap.container.device(config.bdf))
 
 
 def serve(
@@ -293,21 +313,22 @@ def serve(
     directory: str = DIRECTORY,
     heap_size: int = HEAP_PER_CTRLR,
     access: Callable[[], Access] = Access,
-    make_heap: Callable[[int], Heap] = Heap,
+    make_heap: MakeHeap = make_heap,
     opener: Opener = open_controller,
     stopping: Optional[Callable[[], None]] = None,
-    log: Callable[[str], None] = log_to_stderr,
+    reloaded: Optional[Callable[[], None]] = None,
+    log: Log = log_to_stderr,
 ) -> None:
     """Serve clients of ``controllers`` (see config) under ``cplane_id`` until ``stop.stop()`` is called.
 
     Blocks. ``ready`` is called once the socket is bound and clients can connect. ``heap_size`` is in bytes for each
-    controller; ``access`` is asked at the start and after each ``stop.reload()``; ``stopping`` is called when
-    the end begins. ``make_heap`` and ``opener`` are what another kind of
-    controller replaces. Returns when the last thing it was
-    serving has been let go. Emulated controllers are forked from the calling process, which should have no threads.
+    controller; ``access`` is asked at the start and after each ``stop.reload()``, which ``reloaded`` is the end of,
+    whether or not the new settings were taken; ``stopping`` is called when the end begins. ``make_heap`` and
+    ``opener`` are what another kind of controller replaces. Returns when the last thing it was serving has been let go.
+    Emulated controllers are forked from the calling process, which should have no threads.
     Raises ConfigError, AlreadyServed, UnsafePath or CplaneError when it cannot start; nothing is left behind then.
     """
-    server = _Server(cplane_id, stop, access, log)
+    server = _Server(cplane_id, stop, access, log, reloaded)
     try:
         server.open(parse_controllers(controllers), heap_size, make_heap, opener)
         server.listen(directory)
@@ -324,9 +345,15 @@ class _Server:
     """Everything between the start and the end of serve."""
 
     def __init__(
-        self, cplane_id: int, control: Control, access: Callable[[], Access], log: Callable[[str], None]
+        self,
+        cplane_id: int,
+        control: Control,
+        access: Callable[[], Access],
+        log: Callable[[str], None],
+        reloaded: Optional[Callable[[], None]],
     ) -> None:
         self._id = cplane_id
+        self._reloaded = reloaded
         self._control = control
         self._ask_access = access
         self._access = access()
@@ -368,33 +395,34 @@ class _Server:
 
     # -- start and end --------------------------------------------------------------------------------------------
 
-    def open(self, configs: Sequence[Config], heap_size: int, make_heap: Callable[[int], Heap], opener: Opener) -> None:
+    def open(self, configs: Sequence[Config], heap_size: int, make_heap: MakeHeap, opener: Opener) -> None:
         """Open every controller, write what clients read of it, and start its thread."""
         if heap_size < PAIR_NBYTES + 16 * PAGE:
             raise ConfigError(f"a heap of {heap_size} bytes is too small for a queue pair ({PAIR_NBYTES} bytes)")
         try:
-            self._heap = make_heap(heap_size * len(configs))
-            # All of them before the first thread, since emulated controllers fork.
-            for config, uri in zip(configs, served_uris(configs)):
-                self._backends.append(opener(config, uri, self._heap))
+            self._heap = make_heap(configs, heap_size * len(configs), self._log)
+            self._open_backends(configs, opener, self._heap)
         except OSError as error:
             raise CplaneError(
                 f"cannot get what {len(configs)} controllers of {heap_size} bytes of heap need: {error.strerror}"
             ) from None
         self._descriptor = Descriptor(KIND_ARITHMETIC, self._heap.nbytes).pack()
         self._desc_offset = self._place(self._descriptor)
-        # Signals are the main thread's: a worker that takes one would not wake it.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            self._memory = _Worker("memory", self._finish)
-            for backend in self._backends:
-                record = Record(
-                    backend.timeout_ms, backend.cap, backend.cc, self._heap.nbytes, self._desc_offset, backend.uri
-                ).pack()
-                worker = _Worker(backend.label, self._finish)
-                self._served.append(_Served(backend, self._place(record), record, worker))
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._memory = _Worker("memory", self._finish)
+        for backend in self._backends:
+            record = Record(
+                backend.timeout_ms, backend.cap, backend.cc, self._heap.nbytes, self._desc_offset, backend.uri
+            ).pack()
+            worker = _Worker(backend.label, self._finish, backend.check_every, backend.check)
+            self._served.append(_Served(backend, self._place(record), record, worker))
+
+    def _open_backends(self, configs: Sequence[Config], opener: Opener, heap: Heap) -> None:
+        """All of them before the first thread, since emulated controllers fork, and those before a real one is open."""
+        uris = served_uris(configs)
+        order = sorted(range(len(configs)), key=lambda place: isinstance(configs[place], PciConfig))
+        for place in order:
+            self._backends.append(opener(configs[place], uris[place], heap))
+        self._backends.sort(key=lambda backend: uris.index(backend.uri))
 
     def _place(self, data: bytes) -> int:
         offset = self.heap.allocate(len(data))
@@ -512,9 +540,14 @@ class _Server:
     def _controlled(self, _fd: int) -> None:
         if not self._control.take_reload() or self._listener is None:
             return
+        self._reload(self._listener)
+        if self._reloaded is not None:
+            self._reloaded()
+
+    def _reload(self, listener: Listener) -> None:
         try:
             access = self._ask_access()
-            self._listener.apply(access)
+            listener.apply(access)
         except CplaneError as error:
             self._log(f"the settings stay as they were: {error.message}")
             return
@@ -534,7 +567,7 @@ class _Server:
             done(result)
 
     def _died(self, fd: int) -> None:
-        """A controller's process ended: its clients get errors, the others do not notice."""
+        """A controller died: its clients get errors, the others do not notice."""
         self._unwatch(fd)
         for served in self._served:
             if served.backend.alive_fd == fd:

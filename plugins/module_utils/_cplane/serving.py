@@ -27,6 +27,7 @@ from .deciding import (
     choose_kind,
     decide_start,
     decide_stop,
+    record_of,
     same_access,
 )
 from .errors import ConfigError, CplaneError, NotYet, ServerTimeout
@@ -41,14 +42,14 @@ from .managers import (
     access_of,
     default_state_dir,
     group_id,
-    record_of,
     refuse_obstacle,
     set_socket_access,
-    unit_of,
+    start_places,
 )
 from .preflight import check_startable
 from .process import end_process, identify, tail
 from .program import ProgramPlace
+from .units import unit_digest, unit_of
 from .wanted import Labels, Wanted, check_id, check_seconds, wanted_from
 
 __all__ = ["MANAGERS", "SERVERS", "STATES", "resource"]
@@ -111,7 +112,7 @@ class Serving:
         labels: Labels,
         options: Options,
         programs: Programs,
-        socket_dir: str,
+        places: Mapping[str, Any],
         state_dir: str,
         timeout: float,
     ) -> None:
@@ -119,7 +120,8 @@ class Serving:
         self._labels = labels
         self._options = options
         self._programs = programs
-        self._socket_dir = socket_dir
+        self._places = places
+        self._socket_dir = places["socket_dir"]
         self._registry = Registry(state_dir)
         self._timeout = timeout
 
@@ -154,7 +156,7 @@ class Serving:
         if START in decision.commands:
             self._programs.check(means.kind)
             if means.kind == NATIVE:
-                check_startable(wanted.controllers, wanted.heap_size)
+                check_startable(wanted.controllers, wanted.heap_size, have.process.pid if have.process else have.pid)
             if means.manager == ProcessManager.name and not have.alive:
                 refuse_obstacle(socket_path(wanted.cplane_id, self._socket_dir))
         return Target(wanted.cplane_id, have, decision, wanted, means)
@@ -165,14 +167,17 @@ class Serving:
         manager = self._manager_name(wanted, have)
         gid = group_id(wanted, manager)
         access = Access(int(wanted.socket_mode, 8), -1 if gid is None else gid)
-        return Means(kind, manager, self._programs.digest(kind), access)
+        unit = unit_digest(wanted.cplane_id) if manager == SystemdManager.name else ""
+        places = start_places(wanted, kind, self._places)
+        return Means(kind, manager, self._programs.digest(kind), access, unit, places)
 
     def _manager_name(self, wanted: Wanted, have: Have) -> str:
         if wanted.manager != "auto":
             return wanted.manager
         if have.record is not None:
             return have.record.manager
-        usable = os.geteuid() == 0 and SystemdManager.usable()
+        # The unit looks in the system's folder.
+        usable = os.geteuid() == 0 and self._registry.folder == default_state_dir() and SystemdManager.usable()
         return SystemdManager.name if usable else ProcessManager.name
 
     # -- answer ---------------------------------------------------------------------------------------------------
@@ -222,7 +227,7 @@ class Serving:
     def _start(self, wanted: Wanted, _have: Have, means: Means) -> None:
         cplane_id, manager = wanted.cplane_id, self._manager(means.manager)
         try:
-            self._registry.save(cplane_id, record_of(wanted, means.kind, means.manager, self._programs))
+            self._registry.save(cplane_id, record_of(wanted, means))
             manager.start(wanted, means.kind, self._timeout)
             self._await(cplane_id, "serve the wanted controllers", self._timeout, _serves(wanted))
             if means.kind == HOMI:
@@ -238,7 +243,9 @@ class Serving:
 
     def _stop(self, cplane_id: int, have: Have) -> None:
         self._drain(cplane_id)
-        if have.process is not None:
+        if have.waiting is not None:
+            self._manager(SystemdManager.name).stop(cplane_id, self._timeout, self._options.force)
+        elif have.process is not None:
             manager = have.record.manager if have.record else ProcessManager.name
             self._manager(manager).stop(cplane_id, self._timeout, self._options.force)
         if have.pid is not None and (have.process is None or have.process.pid != have.pid):
@@ -364,7 +371,7 @@ def resource(params: Mapping[str, Any], labels: Labels) -> Resource:
         labels,
         options,
         Programs(place, params["homi"]),
-        params["socket_dir"],
+        {**params, "program": place.path},
         params["state_dir"] or default_state_dir(),
         check_seconds(params["timeout"], "timeout"),
     )

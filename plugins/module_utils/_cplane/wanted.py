@@ -15,7 +15,7 @@ from .config import Config, EmulatedConfig, parse_controllers, served_uris
 from .errors import ConfigError, NotYet
 
 _SIZE = re.compile(r"([0-9]{1,15})([KMGT]?)i?B?\Z", re.IGNORECASE)
-_CLAIM = "claim:"
+CLAIM = "claim:"
 _MAX_SECONDS = 1000000
 
 Labels = Callable[[str], List[str]]
@@ -25,7 +25,7 @@ Labels = Callable[[str], List[str]]
 @dataclass(frozen=True)
 class Wanted:
     """One server. ``controllers`` are as configured (``claim:LABEL`` already resolved), ``uris`` as clients see them,
-    in the same order.
+    in the same order. ``written`` are the controllers as they were asked for.
 
     ``heap_size`` is in bytes for each controller, ``socket_mode`` an octal number's text; None leaves a thing to the
     server's default.
@@ -42,6 +42,7 @@ class Wanted:
     socket_mode: str = "0660"
     socket_group: Optional[str] = None
     allow_uids: Tuple[int, ...] = ()
+    written: Tuple[str, ...] = ()
 
 
 def wanted_from(element: Mapping[str, Any], labels: Labels) -> Wanted:
@@ -49,11 +50,12 @@ def wanted_from(element: Mapping[str, Any], labels: Labels) -> Wanted:
 
     NotYet (or what ``labels`` raises) says that what is claimed is not borrowed.
     """
-    written = _resolve(element.get("controllers") or [], labels)
-    configs: Sequence[Config] = parse_controllers(written) if written else []
+    written = written_from(element)
+    controllers = _resolve(written, labels)
+    configs: Sequence[Config] = parse_controllers(controllers) if controllers else []
     return Wanted(
         cplane_id=check_id(element["cplane_id"]),
-        controllers=tuple(written),
+        controllers=tuple(controllers),
         uris=tuple(served_uris(configs)),
         emulated=any(isinstance(config, EmulatedConfig) for config in configs),
         server=element["server"],
@@ -63,6 +65,7 @@ def wanted_from(element: Mapping[str, Any], labels: Labels) -> Wanted:
         socket_mode=_mode(element["socket_mode"]),
         socket_group=_group(element.get("socket_group")),
         allow_uids=_uids(element.get("allow_uids") or ()),
+        written=tuple(written),
     )
 
 
@@ -88,16 +91,18 @@ def uri_of(value: object) -> str:
     )
 
 
-def _resolve(controllers: Sequence[object], labels: Labels) -> List[str]:
-    """The controllers in a stable order, since a server's controllers are a set."""
-    written: List[str] = []
-    for value in controllers:
-        text = check_written(value, "controllers")
-        if text.startswith(_CLAIM):
-            written += _claimed(text[len(_CLAIM) :], labels)
-        else:
-            written.append(text if text.startswith("emu:") else normalise(text))
-    return sorted(set(written))
+def written_from(element: Mapping[str, Any]) -> List[str]:
+    """The controllers of an element as they were asked for, in a stable order, since they are a set."""
+    texts = [check_written(value, "controllers") for value in element.get("controllers") or []]
+    return sorted({text if text.startswith((CLAIM, "emu:")) else normalise(text) for text in texts})
+
+
+def _resolve(written: Sequence[str], labels: Labels) -> List[str]:
+    """The controllers without claims, in a stable order, too."""
+    controllers: List[str] = []
+    for text in written:
+        controllers += _claimed(text[len(CLAIM) :], labels) if text.startswith(CLAIM) else [text]
+    return sorted(set(controllers))
 
 
 def _claimed(label: str, labels: Labels) -> List[str]:

@@ -25,7 +25,10 @@ class AddressError(SharingError):
 
 
 class DeviceNotFound(AddressError):
-    """No device of this node is meant by an address, a filter or a selection."""
+    """No device of this node is meant by an address, a filter or a selection; ``not_found`` among its details."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, not_found=True)
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,6 @@ class Sysfs:
     def device(self, bdf: str) -> PciDevice:
         """The attributes of one device; all of them are empty when it is not there."""
         folder = self.folder(bdf)
-        numvfs = _read(os.path.join(folder, "sriov_numvfs"))
         return PciDevice(
             bdf=normalise(bdf),
             vendor_id=_read_hex(folder, "vendor", 4),
@@ -128,12 +127,16 @@ class Sysfs:
             driver=_link_name(folder, "driver"),
             iommu_group=_link_name(folder, "iommu_group"),
             physfn=_link_name(folder, "physfn"),
-            numvfs=int(numvfs) if numvfs and numvfs.isdecimal() else None,
+            numvfs=_read_number(folder, "sriov_numvfs"),
         )
 
     def folder(self, bdf: str) -> str:
         """Path of the device's folder (a link to it in a real sysfs)."""
         return self._path("bus/pci/devices", normalise(bdf))
+
+    def totalvfs(self, bdf: str) -> Optional[int]:
+        """How many virtual functions the device can have; None where it has no SR-IOV capability."""
+        return _read_number(self.folder(bdf), "sriov_totalvfs")
 
     def virtual_functions(self, bdf: str) -> List[str]:
         """BDFs of the device's virtual functions that are there, in the order of their numbers."""
@@ -275,6 +278,19 @@ class Sysfs:
         above = {entry[len(prefix) :] for entry in _listdir(interface.folder) if entry.startswith(prefix)}
         master = _link_name(interface.folder, "master")
         return _sorted(above | {master} if master else above)
+
+    def module(self) -> Optional[Tuple[str, Optional[str]]]:
+        """Name and version of the SmartIO module that is loaded; None without one, no version where it tells none."""
+        for name in _MODULES:
+            if os.path.isdir(self._path("module", name)):
+                return name, _read(self._path("module", name, "version")) or None
+        return None
+
+    def has_iommu(self) -> Optional[bool]:
+        """Whether an IOMMU is active; None where this is not the sysfs of a whole machine, as a software node's."""
+        if not os.path.isdir(self._path("devices/system")):
+            return None
+        return bool(_listdir(self._path("class/iommu")) or _listdir(self._path("kernel/iommu_groups")))
 
     def module_stamp(self) -> Optional[Tuple[int, int]]:
         """Inode and ctime (ns) of the SmartIO module's folder: they change with every load. None without the module."""
@@ -454,6 +470,11 @@ def _read_hex(folder: str, attribute: str, digits: int) -> str:
     text = (_read(os.path.join(folder, attribute)) or "").lower()
     text = text[2:] if text.startswith("0x") else text
     return text.zfill(digits) if re.fullmatch(r"[0-9a-f]+", text) and len(text) <= digits else ""
+
+
+def _read_number(folder: str, attribute: str) -> Optional[int]:
+    text = _read(os.path.join(folder, attribute))
+    return int(text) if text and text.isdecimal() else None
 
 
 def _link_name(folder: str, link: str) -> Optional[str]:

@@ -12,28 +12,32 @@ from __future__ import annotations
 import errno
 import os
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
 from .._pci import usage
 from .._plan import Action, Item, Outcome, Plan, Report, SharingError
-from .claims import Claim, Fabric, Share, claim_from, matching, meant, misfit, share_out, shortfall
-from .errors import ToolError
+from .claims import Claim, Fabric, Share, claim_from, matching, meant, misfit, share_out, shortfall, told_of, why_not
+from .errors import DONE_ALREADY, TRY_LATER, ToolError
 from .host import Host, NodeResource, Places
 from .ledger import Ledger
-from .model import FabricDevice
+from .model import Borrowed, FabricDevice
 from .pool import Pool
 from .wishes import elements_of
 
-# A candidate that answers with one of these may be had later: busy, its node not reachable, or not in the pool yet.
-_TRY_LATER = frozenset((errno.EBUSY, errno.EIO, errno.ENODEV, errno.EAGAIN))
+# What a borrow may answer where this node still holds what its lender, which was restarted, has forgotten.
+_STALE = frozenset((errno.EBUSY, errno.EIO)) | DONE_ALREADY
 
 
 @dataclass(frozen=True)
 class Options:
-    """How far a run may go; see the module's documentation."""
+    """How far a run may go; see the module's documentation.
+
+    ``partial``: take what there is in one pass, and keep it though a claim falls short.
+    """
 
     wait_for: str = "driver"
     force: bool = False
+    partial: bool = False
 
 
 def observe(host: Host, claims: Sequence[Claim], ledger: Ledger, pool: Pool, force: bool) -> Fabric:
@@ -48,7 +52,7 @@ def observe(host: Host, claims: Sequence[Claim], ledger: Ledger, pool: Pool, for
         if claim.fdid in pool.entries:
             pool.show(str(claim.fdid))
     vdevs: Dict[str, Optional[str]] = {}
-    fabric = Fabric(pool.entries, pool.shown, pool.failed, vdevs, ledger.borrowed)
+    fabric = Fabric(pool.entries, pool.shown, pool.failed, vdevs, ledger.borrowed, host.tool.unanswered)
     labels = {claim.label for claim in claims if claim.label}
     wanted = {fdid for claim in claims for fdid in matching(claim, fabric)}
     first = [claim.fdid for claim in claims if claim.fdid]
@@ -73,17 +77,19 @@ def _to_ask(share: Share) -> List[str]:
 class Borrowing:
     """One run that fills claims on one node."""
 
-    def __init__(self, host: Host, claims: Sequence[Claim], options: Options) -> None:
+    def __init__(self, host: Host, claims: Sequence[Claim], options: Options, pool: Optional[Pool] = None) -> None:
         self._host = host
         self._claims = claims
         self._options = options
-        self._pool: Optional[Pool] = None
+        self._pool = pool
         self._fabric = Fabric({}, {}, {}, {})
         self._taken: Set[str] = set()
         self._drivers: Dict[str, Optional[str]] = {}
-        self._tried: Dict[str, str] = {}
+        self._tried: Dict[str, SharingError] = {}
         self._hopeless: Set[str] = set()
         self._busy: Set[str] = set()
+        self._had: Optional[FrozenSet[str]] = None
+        self._healed: Set[str] = set()
 
     def run(self, check: bool) -> Report:
         """Fill the claims, pass by pass, until the deadline; in check mode say what the first pass would do."""
@@ -91,16 +97,22 @@ class Borrowing:
         while True:
             last = next(passes)
             with self._host.ledger(check) as ledger:
+                self._had = frozenset(ledger.borrowed) if self._had is None else self._had
                 self._observe(ledger)
                 shares = share_out(self._claims, self._fabric, self._options.force)
                 if check:
                     return self._predict(shares, self._fabric)
                 self._fill(shares, self._fabric, ledger)
+                last = last or self._options.partial
                 if last or not any(self._worth_waiting(share, self._fabric) for share in shares):
                     report = self._give_back_partial(shares, self._fabric, ledger)
                     break
         self._wait(shares, self._fabric, report)
         return self._report(shares, self._fabric, report)
+
+    def trouble(self, fdid: str) -> SharingError:
+        """Why a device that is claimed has not been borrowed, after a run."""
+        return self._tried.get(fdid) or SharingError(why_not(fdid, self._fabric))
 
     def _observe(self, ledger: Ledger) -> None:
         """Look at the pool. Once something was taken, a look that fails leaves the last one: nothing may be lost."""
@@ -115,8 +127,6 @@ class Borrowing:
                 raise
 
     def _fill(self, shares: Sequence[Share], fabric: Fabric, ledger: Ledger) -> None:
-        for fdid in [fdid for fdid in ledger.borrowed if fdid in fabric.vdevs and not fabric.here(fdid)]:
-            ledger.forget_device(fdid)  # returned by hand
         for share in shares:
             if share.misfits:
                 continue
@@ -131,20 +141,30 @@ class Borrowing:
             if share.missing is None:
                 # "All" is all that can be had: a tool may list as available what somebody else has borrowed.
                 share.candidates = [fdid for fdid in share.candidates if fdid not in self._busy]
+        self._forget_returned(fabric, ledger)
+
+    def _forget_returned(self, fabric: Fabric, ledger: Ledger) -> None:
+        """Forget what was returned by hand: it is not here, its owner can be asked, and it was no trouble to borrow."""
+        asked = [fdid for fdid in ledger.borrowed if fdid in fabric.vdevs and fdid in fabric.entries]
+        for fdid in asked:
+            if not (fabric.here(fdid) or fdid in fabric.unanswered or fdid in self._tried):
+                ledger.forget_device(fdid)
 
     def _borrow(self, fdid: str, share: Share, fabric: Fabric, ledger: Ledger) -> bool:
         try:
-            self._drivers[fdid] = self._host.tool.borrow(fdid, share.claim.dma_window).driver
+            done = self._heal_and_borrow(fdid, share.claim, ledger)
         except ToolError as error:
-            # A command that failed may have done its work all the same.
-            if not self._vdev(fdid):
-                owner = fabric.shown[fdid].node_id if fdid in fabric.shown else None
-                self._tried[fdid] = f"{fdid}{'' if owner is None else f' of node {owner}'}: {error.message}"
-                if error.errno == errno.EBUSY:
-                    self._busy.add(fdid)
-                if error.errno not in _TRY_LATER:
-                    self._hopeless.add(fdid)
-                return False
+            owner = fabric.shown[fdid].node_id if fdid in fabric.shown else None
+            whose = "" if owner is None else f" of node {owner}"
+            self._tried[fdid] = SharingError(f"{fdid}{whose}: {error.message}", **error.details)
+            if error.errno == errno.EBUSY:
+                self._busy.add(fdid)
+            if error.errno not in TRY_LATER:
+                self._hopeless.add(fdid)
+            return False
+        if done is not None:
+            self._drivers[fdid] = done.driver
+        ledger.forget_device(fdid)  # what it was before: another device now
         self._taken.add(fdid)
         self._busy.discard(fdid)
         for _last in self._host.deadline.pauses():
@@ -153,10 +173,44 @@ class Borrowing:
                 fabric.vdevs[fdid] = vdev
                 self._remember(fdid, share.claim, ledger)
                 return True
-        self._tried[fdid] = (
+        self._tried[fdid] = SharingError(
             f"{fdid}: 'smartio_tool borrow' succeeded, but 'smartio_tool get-vdev' does not print a virtual device"
         )
         return False
+
+    def _heal_and_borrow(self, fdid: str, claim: Claim, ledger: Ledger) -> Optional[Borrowed]:
+        """Borrow a device, after a return where the failure looks like a borrow that its lender has forgotten.
+
+        Returns what the tool printed, None where it failed and did its work all the same.
+        """
+        while True:
+            try:
+                done = self._host.tool.borrow(fdid, claim.window(fdid))
+            except ToolError as error:
+                if self._vdev(fdid):
+                    return None
+                if error.errno not in _STALE or not self._return_stale(fdid, ledger):
+                    raise
+            else:
+                if not done.already or not self._return_stale(fdid, ledger):
+                    return done
+
+    def _return_stale(self, fdid: str, ledger: Ledger) -> bool:
+        """Return, once, what this node borrowed in this boot and is not here though its lender can be reached."""
+        if fdid not in (self._had or ()) or fdid in self._healed:
+            return False
+        self._healed.add(fdid)
+        try:
+            self._host.tool.show(fdid)
+            if self._host.tool.get_vdev(fdid):
+                return False
+            self._host.tool.give_back(fdid)
+        except SharingError:
+            return False
+        ledger.forget_device(fdid)
+        self._host.remember(ledger)
+        self._host.warnings.append(f"{fdid} was borrowed here and is forgotten by its lender; it was returned first")
+        return True
 
     def _vdev(self, fdid: str) -> Optional[str]:
         """The virtual device of what was just borrowed; a command that fails has not told it yet."""
@@ -183,15 +237,19 @@ class Borrowing:
         report = Report({})
         for share in shares:
             if share.misfits:
-                report.errors.append((share.claim.written, misfit(share)))
+                error = misfit(share)
+                report.errors.append(told_of(share.claim, error))
+                self._tried.update(dict.fromkeys(share.candidates, error))
             elif not share.filled:
-                short = shortfall(share.claim, share.kept, fabric, self._tried)
-                report.errors.append((share.claim.written, short))
-        keep = {fdid for share in shares if share.filled and not share.misfits for fdid in share.kept}
+                short = shortfall(share.claim, share.kept, fabric, {fdid: e.message for fdid, e in self._tried.items()})
+                report.errors.append(told_of(share.claim, short))
+        filled = [share for share in shares if (share.filled or self._options.partial) and not share.misfits]
+        keep = {fdid for share in filled for fdid in share.kept}
         for fdid in sorted(self._taken - keep):
             try:
                 self._host.tool.give_back(fdid)
             except SharingError as error:
+                error.details["label"] = ledger.borrowed.get(fdid)
                 report.errors.append((fdid, error))
                 continue
             self._taken.discard(fdid)
@@ -213,7 +271,8 @@ class Borrowing:
         for fdid, share in open_.items():
             vdev = str(fabric.vdevs[fdid])
             seen = self._host.sysfs.driver(vdev)
-            report.errors.append((share.claim.written, _not_up(fdid, vdev, seen, self._options, self._host)))
+            why = _not_up(fdid, vdev, seen, self._options, self._host)
+            report.errors.append(told_of(share.claim, SharingError(why)))
 
     def _is_up(self, fdid: str, vdev: str) -> bool:
         sysfs, wait_for = self._host.sysfs, self._options.wait_for
@@ -224,7 +283,10 @@ class Borrowing:
             return wait_for == "driver" and (fdid not in self._taken or self._drivers.get(fdid) is not None)
         if sysfs.driver(vdev) is None:
             return False
-        return wait_for == "driver" or any(os.path.exists(path) for path in device_nodes(self._host, vdev))
+        nodes = [] if wait_for == "driver" else device_nodes(self._host, vdev)
+        if wait_for == "filesystem":
+            return bool(_links(self._host, "by-uuid", nodes))
+        return wait_for == "driver" or any(os.path.exists(path) for path in nodes)
 
     def _predict(self, shares: Sequence[Share], fabric: Fabric) -> Report:
         """What the first pass would do. What only waiting can bring is ``pending``; without waiting it is an error."""
@@ -233,10 +295,10 @@ class Borrowing:
             borrow = share.predicted
             if share.misfits:
                 borrow = []
-                report.errors.append((share.claim.written, misfit(share)))
+                report.errors.append(told_of(share.claim, misfit(share)))
             elif share.lacking and self._host.deadline.seconds <= 0:
                 borrow = []
-                report.errors.append((share.claim.written, shortfall(share.claim, share.kept, fabric, {})))
+                report.errors.append(told_of(share.claim, shortfall(share.claim, share.kept, fabric, {})))
             elif share.lacking:
                 report.results["pending"] = True
             rows += self._rows(share, fabric, borrow)
@@ -249,7 +311,8 @@ class Borrowing:
 
     def _report(self, shares: Sequence[Share], fabric: Fabric, report: Report) -> Report:
         if any(share.claim.count is None for share in shares):
-            report.warnings += [f"left out, since it is busy: {self._tried[fdid]}" for fdid in sorted(self._busy)]
+            reasons = [self._tried[fdid].message for fdid in sorted(self._busy)]
+            report.warnings += [f"left out, since it is busy: {reason}" for reason in reasons]
         rows = [row for share in shares for row in self._rows(share, fabric, [])]
         report.results["devices"] = rows
         _add_diff(report, rows)
@@ -304,10 +367,13 @@ _ROW = (
     "bdf",
     "uuid",
     "serial",
+    "vendor_id",
+    "device_id",
     "vdev",
     "driver",
     "device_nodes",
     "by_id",
+    "by_uuid",
     "users",
     "action",
 )
@@ -325,10 +391,13 @@ def row(
         "bdf": device.bdf if device else None,
         "uuid": device.uuid if device else None,
         "serial": device.serial if device else None,
+        "vendor_id": device.vendor_id if device else None,
+        "device_id": device.device_id if device else None,
         "vdev": vdev,
         "driver": host.sysfs.driver(vdev) if vdev else None,
         "device_nodes": nodes,
-        "by_id": _by_id(host, nodes) if nodes is not None else None,
+        "by_id": list(_links(host, "by-id", nodes)) if nodes is not None else None,
+        "by_uuid": _links(host, "by-uuid", nodes) if nodes is not None else None,
         "users": device.users if device else None,
         "action": action,
     }
@@ -339,20 +408,23 @@ def device_nodes(host: Host, vdev: str) -> List[str]:
     return [os.path.join(host.dev, name) for name in host.sysfs.device_nodes(vdev)]
 
 
-def _by_id(host: Host, nodes: Sequence[str]) -> List[str]:
-    folder = os.path.join(host.dev, "disk", "by-id")
+def _links(host: Host, kind: str, nodes: Sequence[str]) -> Dict[str, str]:
+    """The links of a folder of ``<dev>/disk`` to device nodes: link to node."""
+    folder = os.path.join(host.dev, "disk", kind)
     try:
         names = sorted(os.listdir(folder))
     except OSError:
-        return []
-    real = {os.path.realpath(node) for node in nodes}
-    return [path for path in (os.path.join(folder, name) for name in names) if os.path.realpath(path) in real]
+        return {}
+    real = {os.path.realpath(node): node for node in nodes}
+    found = {path: real.get(os.path.realpath(path)) for path in (os.path.join(folder, name) for name in names)}
+    return {path: node for path, node in found.items() if node is not None}
 
 
-def _not_up(fdid: str, vdev: str, driver: Optional[str], options: Options, host: Host) -> SharingError:
-    seen = f"driver {driver}, no device node" if driver else "no driver"
+def _not_up(fdid: str, vdev: str, driver: Optional[str], options: Options, host: Host) -> str:
+    lacking = "filesystem" if options.wait_for == "filesystem" else "device node"
+    seen = f"driver {driver}, no {lacking}" if driver else "no driver"
     awaited, seconds = options.wait_for.replace("_", " "), host.deadline.seconds
-    return SharingError(
+    return (
         f"{fdid} is borrowed as {vdev}, but its {awaited} did not appear within {seconds:g} seconds "
         f"(last seen: {seen}); load the driver, or choose another wait_for"
     )
@@ -373,7 +445,7 @@ class Returning:
             fabric = self._observe(pool, ledger)
             errors = [error for claim in self._claims for error in self._unreadable(claim, fabric)]
             targets = dict.fromkeys(fdid for claim in self._claims for fdid in meant(claim, fabric))
-            plan = self._plan([fdid for fdid in targets if fdid in pool.entries or fabric.here(fdid)], fabric)
+            plan = self._plan([fdid for fdid in targets if fdid in pool.entries or fabric.held(fdid)], fabric)
             rows = [
                 row(self._host, fdid, fabric.label_of(fdid), fabric.shown.get(fdid), fabric.vdevs.get(fdid), "none")
                 for fdid in targets
@@ -390,10 +462,11 @@ class Returning:
         ask = [claim.fdid for claim in self._claims if claim.fdid] + list(ledger.borrowed)
         ask += list(pool.entries) if by_select else []
         vdevs = {fdid: self._host.tool.get_vdev(fdid) for fdid in dict.fromkeys(ask)}
+        unanswered = self._host.tool.unanswered
         for fdid, vdev in vdevs.items():
-            if vdev:
+            if vdev or (fdid in unanswered and fdid in ledger.borrowed):
                 pool.show(fdid)
-        return Fabric(pool.entries, pool.shown, pool.failed, vdevs, ledger.borrowed)
+        return Fabric(pool.entries, pool.shown, pool.failed, vdevs, ledger.borrowed, unanswered)
 
     @staticmethod
     def _unreadable(claim: Claim, fabric: Fabric) -> List[Tuple[str, SharingError]]:
@@ -405,16 +478,20 @@ class Returning:
             untold = claim.select.untold(device)
             if untold:
                 reasons[fdid] = f"'smartio_tool show {fdid}' does not tell its {', '.join(untold)}"
-        unread = sorted(fdid for fdid in reasons if fabric.here(fdid))
+        unread = sorted(fdid for fdid in reasons if fabric.held(fdid) and fdid not in meant(claim, fabric))
         text = "%s: %s is borrowed here, but whether it is meant cannot be told (%s); return it by fdid or label"
-        return [(claim.written, SharingError(text % (claim.written, fdid, reasons[fdid]))) for fdid in unread]
+        return [told_of(claim, SharingError(text % (claim.written, fdid, reasons[fdid]))) for fdid in unread]
 
     def _plan(self, fdids: Sequence[str], fabric: Fabric) -> Plan:
         here = {fdid: str(fabric.vdevs[fdid]) for fdid in fdids if fabric.here(fdid)}
         used = usage.observe(here.values(), self._host.sysfs, self._host.proc)
-        return Plan(
-            tuple(plan_return(fdid, here.get(fdid), used.get(here.get(fdid, "")), self._force) for fdid in fdids)
-        )
+        items = []
+        for fdid in fdids:
+            if fdid not in here and fabric.held(fdid):
+                items.append(plan_lost(fdid, fabric, self._force))
+            else:
+                items.append(plan_return(fdid, here.get(fdid), used.get(here.get(fdid, "")), self._force))
+        return Plan(tuple(items))
 
     def _perform(self, action: Action, ledger: Ledger) -> None:
         fdid = str(action.args[0])
@@ -445,8 +522,9 @@ class Returning:
                 continue
             one["action"] = outcome.action
             if outcome.done:
-                one.update({"vdev": None, "driver": None, "device_nodes": None, "by_id": None, "users": None})
+                one.update(dict.fromkeys(("vdev", "driver", "device_nodes", "by_id", "by_uuid", "users")))
             if outcome.error:
+                outcome.error.details["label"] = one["label"]
                 report.errors.append((outcome.item.name, outcome.error))
             report.changed = report.changed or bool(outcome.done)
         _add_diff(report, rows)
@@ -465,6 +543,18 @@ def plan_return(fdid: str, vdev: Optional[str], used: Optional[usage.Usage], for
         return Item(fdid, "borrowed", "borrowed", error=error)
     action = Action("return", (fdid,), f"return {fdid} ({vdev})")
     return Item(fdid, "borrowed", "not borrowed", (action,))
+
+
+def plan_lost(fdid: str, fabric: Fabric, force: bool) -> Item:
+    """What is to be done to return a device whose virtual device nobody can name; pure."""
+    if fabric.out_of_reach(fdid) and not force:
+        error = SharingError(
+            f"{fdid} was borrowed here, and whether it still is and in use cannot be told: "
+            f"{fabric.unanswered[fdid].message}, or give force: true",
+            **fabric.unanswered[fdid].details,
+        )
+        return Item(fdid, "borrowed", "borrowed", error=error)
+    return Item(fdid, "borrowed", "not borrowed", (Action("return", (fdid,), f"return {fdid}"),))
 
 
 def resource(params: Mapping[str, Any]) -> NodeResource:

@@ -87,6 +87,10 @@ class Claim:
     count: Optional[int] = 1
     dma_window: Optional[str] = None
 
+    def window(self, _fdid: str) -> Optional[str]:
+        """The size of the DMA window that a device is borrowed with."""
+        return self.dma_window
+
 
 def claim_from(element: Mapping[str, Any]) -> Claim:
     """A claim from a module call's element."""
@@ -137,7 +141,8 @@ class Fabric:
     """What a borrower knows of the pool.
 
     ``vdevs`` holds who was asked: fdid -> virtual BDF, or None for not here. ``remembered`` is the ledger's
-    fdid -> label of what was borrowed; for a device that is not here any more it does not count.
+    fdid -> label of what was borrowed; for a device that is not here any more it does not count. ``unanswered`` are
+    the errors of those of which nobody could say whether they are borrowed here, since their owner is out of reach.
     """
 
     entries: Mapping[str, PoolEntry]
@@ -145,17 +150,30 @@ class Fabric:
     failed: Mapping[str, SharingError]
     vdevs: Dict[str, Optional[str]]
     remembered: Mapping[str, Optional[str]] = field(default_factory=dict)
+    unanswered: Mapping[str, SharingError] = field(default_factory=dict)
 
     def here(self, fdid: str) -> bool:
         """Whether the device is known to be borrowed here."""
         return bool(self.vdevs.get(fdid))
 
+    def out_of_reach(self, fdid: str) -> bool:
+        """Whether the device was borrowed here, and neither ``get-vdev`` nor ``show`` can tell whether it still is."""
+        return fdid in self.remembered and fdid in self.unanswered and fdid not in self.shown
+
+    def held(self, fdid: str) -> bool:
+        """Whether the device is borrowed here, or was and ``get-vdev`` cannot tell whether it still is."""
+        return self.here(fdid) or (fdid in self.remembered and fdid in self.unanswered)
+
+    def borrowed_as(self, fdid: str, label: Optional[str]) -> bool:
+        """Whether the device was borrowed under a label, still here or not."""
+        return label is not None and self.remembered.get(fdid) == label
+
     def label_of(self, fdid: str) -> Optional[str]:
         """The label that a device is borrowed under, if any."""
-        return self.remembered.get(fdid) if self.here(fdid) else None
+        return self.remembered.get(fdid) if self.held(fdid) else None
 
     def labelled(self, label: Optional[str]) -> List[str]:
-        """The devices that are borrowed here under a label, in a stable order."""
+        """The devices that are borrowed here (or may be) under a label, in a stable order."""
         return [] if label is None else sorted(fdid for fdid in self.remembered if self.label_of(fdid) == label)
 
     def word(self, fdid: str) -> str:
@@ -179,6 +197,8 @@ class Share:
     """Whether other claims of the same run have devices that match: an ``all`` claim may be left with none."""
     misfits: List[str] = field(default_factory=list)
     """Devices that are borrowed under the claim's label and are not what it selects any more."""
+    waiting: List[str] = field(default_factory=list)
+    """Devices that were borrowed for the claim and are out of reach: no other one takes their place."""
 
     @property
     def predicted(self) -> List[str]:
@@ -189,12 +209,14 @@ class Share:
     def lacking(self) -> int:
         """How many devices the claim lacks even if every candidate can be borrowed."""
         if self.missing is None:
-            return 0 if self.kept or self.candidates or self.shared else 1
-        return max(0, self.missing - len(self.candidates))
+            return len(self.waiting) or (0 if self.kept or self.candidates or self.shared else 1)
+        return len(self.waiting) + max(0, self.missing - len(self.candidates))
 
     @property
     def filled(self) -> bool:
         """Whether the claim has all that it asks for (checked after borrowing)."""
+        if self.waiting:
+            return False
         if self.missing is None:
             return (bool(self.kept) or self.shared) and set(self.candidates) <= set(self.kept)
         return self.missing <= 0
@@ -217,7 +239,10 @@ def matching(claim: Claim, fabric: Fabric) -> List[str]:
 def meant(claim: Claim, fabric: Fabric) -> List[str]:
     """The devices that a claim is about when it is given up: of a selection with a label, only those of the label."""
     fdids = matching(claim, fabric)
-    return fdids if claim.label is None or claim.fdid else [f for f in fdids if fabric.label_of(f) == claim.label]
+    if claim.label is None or claim.fdid:
+        return fdids
+    fdids += [fdid for fdid in _own_out_of_reach(claim, fabric) if fdid not in fdids]
+    return [fdid for fdid in fdids if fabric.label_of(fdid) == claim.label]
 
 
 def _order(device: FabricDevice) -> Tuple[int, str, int]:
@@ -253,6 +278,15 @@ def _keep_own(share: Share, fabric: Fabric, taken: Dict[str, Share]) -> None:
             share.misfits.append(fdid)
         elif fdid not in taken and _room(share):
             _take(share, fdid, fabric, taken)
+    for fdid in _own_out_of_reach(claim, fabric):
+        if _room(share):
+            share.waiting.append(fdid)
+
+
+def _own_out_of_reach(claim: Claim, fabric: Fabric) -> List[str]:
+    """What was borrowed for a claim, and cannot be asked now."""
+    own = [fdid for fdid in fabric.remembered if fdid == claim.fdid or fabric.borrowed_as(fdid, claim.label)]
+    return [fdid for fdid in own if fabric.out_of_reach(fdid)]
 
 
 def _keep_others(share: Share, fabric: Fabric, taken: Dict[str, Share], reserved: FrozenSet[str]) -> None:
@@ -313,17 +347,18 @@ def _take(share: Share, fdid: str, fabric: Fabric, taken: Dict[str, Share]) -> N
 
 
 def _room(share: Share) -> bool:
-    return share.claim.count is None or len(share.kept) < share.claim.count
+    return share.claim.count is None or len(share.kept) + len(share.waiting) < share.claim.count
 
 
 def _choose(share: Share, fabric: Fabric, taken: Dict[str, Share], reserved: FrozenSet[str], force: bool) -> None:
     claim = share.claim
-    share.missing = None if claim.count is None else claim.count - len(share.kept)
-    for fdid in matching(claim, fabric):
+    share.missing = None if claim.count is None else claim.count - len(share.kept) - len(share.waiting)
+    # Those that it had before come first.
+    for fdid in sorted(matching(claim, fabric), key=lambda fdid: not fabric.borrowed_as(fdid, claim.label)):
         mine = fdid == claim.fdid or fdid not in reserved
         labelled = fabric.label_of(fdid) not in (None, claim.label)
         share.shared = share.shared or taken.get(fdid, share) is not share
-        if fdid in taken or not mine or labelled or fabric.here(fdid):
+        if fdid in taken or fdid in share.waiting or not mine or labelled or fabric.here(fdid):
             continue
         if can_be_tried(fdid, fabric, force):
             share.candidates.append(fdid)
@@ -353,8 +388,10 @@ def why_not(fdid: str, fabric: Fabric) -> str:
 def shortfall(claim: Claim, kept: Sequence[str], fabric: Fabric, tried: Mapping[str, str]) -> SharingError:
     """The error for a claim that could not be filled: how many it got, and why every other device was no use."""
     wanted = "all" if claim.count is None else str(claim.count)
-    others = [fdid for fdid in matching(claim, fabric) if fdid not in kept]
-    reasons = [tried.get(fdid) or why_not(fdid, fabric) for fdid in others]
+    waiting = _own_out_of_reach(claim, fabric)
+    others = [fdid for fdid in matching(claim, fabric) if fdid not in kept and fdid not in waiting]
+    reasons = [f"{fdid}, which it had, is out of reach: {fabric.unanswered[fdid].message}" for fdid in waiting]
+    reasons += [tried.get(fdid) or why_not(fdid, fabric) for fdid in others]
     reasons += [
         f"{fdid} could not be looked at: {error.message}" for fdid, error in fabric.failed.items() if claim.select
     ]
@@ -372,6 +409,12 @@ def _untold(claim: Claim, fabric: Fabric) -> List[str]:
     devices = {fdid: fabric.shown[fdid] for fdid in fabric.entries if claim.select and fdid in fabric.shown}
     keys = {fdid: claim.select.untold(device) for fdid, device in devices.items() if claim.select}
     return [f"'smartio_tool show {fdid}' does not tell its {', '.join(names)}" for fdid, names in keys.items() if names]
+
+
+def told_of(claim: Claim, error: SharingError) -> Tuple[str, SharingError]:
+    """A claim's error for a report: under the claim's name, with its label."""
+    error.details["label"] = claim.label
+    return claim.written, error
 
 
 def misfit(share: Share) -> SharingError:

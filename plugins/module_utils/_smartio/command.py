@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -20,6 +21,11 @@ KEPT_BYTES = 1 << 20
 # How long a child that was killed may take to be gone (one in an uninterruptible system call does not go), and how
 # long its output is read after it ended, since a grandchild may hold the pipes open.
 _GRACE = 2.0
+# What the last line ends with when somebody is to answer: a question mark, a choice of yes and no, a known prompt.
+_QUESTION = re.compile(
+    r"(?:\?|\by(?:es)?\s*/\s*no?\b|\b(?:password|passphrase|confirm|continue|proceed)\b[^\n:]*:)[\s\])>:?]*\Z",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -35,9 +41,18 @@ class Finished:
         """Both streams, errors first, as much as a person wants to see."""
         return _said(self.stdout, self.stderr)
 
+    @property
+    def asked(self) -> bool:
+        """Whether the last thing on one of the streams was a question."""
+        return _asks(self.stdout, self.stderr)
+
 
 def _said(stdout: str, stderr: str) -> str:
     return "\n".join(part.strip()[-2000:] for part in (stderr, stdout) if part.strip())
+
+
+def _asks(*streams: str) -> bool:
+    return any(_QUESTION.search(stream[-200:]) for stream in streams)
 
 
 class _Output:
@@ -176,9 +191,10 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def _too_slow(command: Sequence[str], limit: float, stdout: str, stderr: str) -> ToolError:
     said = _said(stdout, stderr)
-    asked = said.rstrip().endswith(("?", ":", "]", ")")) and not said.rstrip().endswith("...")
     hint = (
-        "it may have asked a question that nobody can answer here" if asked else "see whether it hangs when run by hand"
+        "it may have asked a question that nobody can answer here"
+        if _asks(stdout, stderr)
+        else "see whether it hangs when run by hand"
     )
     return ToolError(
         f"'{spell(command)}' did not end within {limit:g} seconds and was killed; {hint}", command, None, said, hint

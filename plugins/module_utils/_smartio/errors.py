@@ -17,6 +17,9 @@ from .._plan import SharingError
 # The thing was so already: nobody knows what the tool answers then, these are the codes that can only mean it.
 DONE_ALREADY = frozenset((errno.EEXIST, errno.EALREADY, errno.EISCONN))
 
+# Who answers with one of these may do better later: busy, a node out of reach, a device that is not in the pool yet.
+TRY_LATER = frozenset((errno.EBUSY, errno.EIO, errno.ENODEV, errno.EAGAIN))
+
 _MEANINGS = {
     errno.EIO: "cannot reach the other node",
     errno.EBUSY: "the device is busy or not available",
@@ -50,11 +53,6 @@ class ToolError(SharingError):
         super().__init__(message, command=list(command), rc=status, output=output, hint=hint, **more)
         self.errno = status if status is not None and status > 0 else None
 
-    @property
-    def says_done(self) -> bool:
-        """Whether the exit status means that the thing was done already."""
-        return self.errno in DONE_ALREADY
-
 
 class ToolMissing(SharingError):
     """The tool is not installed where it was looked for."""
@@ -85,10 +83,16 @@ def status_words(status: int) -> str:
     return f"{numbered}, {meaning}" if meaning else numbered
 
 
-def exited(command: Sequence[str], status: int, output: str, kernel_log: List[str], where: str) -> ToolError:
-    """The error for a command that ended with a non-zero exit status."""
+def exited(
+    command: Sequence[str], status: int, output: str, kernel_log: List[str], where: str, ends: str = ""
+) -> ToolError:
+    """The error for a command that ended with a non-zero exit status.
+
+    ``ends`` says for EIO which node cannot reach which, where the command is about a node or a fabric device.
+    """
     hint = _HINTS.get(status, "the command's output and the kernel log may hold the reason")
-    message = f"'{spell(command)}' failed{where}: {status_words(status)}; {hint}"
+    words = f"{errno_name(status)} ({status}), {ends}" if ends else status_words(status)
+    message = f"'{spell(command)}' failed{where}: {words}; {hint}"
     return ToolError(message, command, status, output, hint, errno_name=errno_name(status), kernel_log=kernel_log)
 
 

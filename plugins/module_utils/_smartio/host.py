@@ -123,13 +123,19 @@ def open_host(places: Places) -> Host:
         sysfs=sysfs,
         proc=places.proc,
         dev=places.dev,
-        store=LedgerStore(places.state_dir, _stamp(sysfs, places.proc)),
+        store=ledger_store(places),
         deadline=Deadline(places.timeout),
     )
 
 
-def _stamp(sysfs: Sysfs, proc: str) -> Optional[Stamp]:
-    boot_id, module = _boot_id(proc), sysfs.module_stamp()
+def ledger_store(places: Places) -> LedgerStore:
+    """The ledger and the lock of the node at ``places``, whether a tool is there or not."""
+    return LedgerStore(places.state_dir, stamp_of(places))
+
+
+def stamp_of(places: Places) -> Optional[Stamp]:
+    """Which boot this is and which load of the kernel module; None where either cannot be told."""
+    boot_id, module = _boot_id(places.proc), Sysfs(places.sysfs).module_stamp()
     return Stamp(boot_id, module) if boot_id and module else None
 
 

@@ -36,9 +36,12 @@ def gather(
     report.results["connections"] = [
         {"node_id": node_id, "adapter": adapter} for node_id, adapter in ledger.connections
     ]
+    report.results["borrowed"] = [{"fdid": fdid, "label": label} for fdid, label in sorted(ledger.borrowed.items())]
     report.results["missing"] = [fdid for fdid in fdids or () if fdid not in pool.entries]
+    # What was borrowed and is not in the pool now is its lender's, which is out of reach, or forgot it.
+    known = [*pool.entries, *(fdid for fdid in ledger.borrowed if borrowed and fdid not in pool.entries)]
     devices = []
-    for fdid in pool.entries if fdids is None else [fdid for fdid in fdids if fdid in pool.entries]:
+    for fdid in known if fdids is None else [fdid for fdid in fdids if fdid in known]:
         if _is_meant(pool, fdid, select):
             devices.append(_device(host, pool, ledger, fdid, details, lspci, borrowed))
     report.results["devices"] = devices
@@ -50,21 +53,26 @@ def _is_meant(pool: Pool, fdid: str, select: Optional[FabricSelect]) -> bool:
     if select is None:
         return True
     device = pool.show(fdid)
-    return device is not None and select.matches(device, pool.entries[fdid].name)
+    listed_name = pool.entries[fdid].name if fdid in pool.entries else ""
+    return device is not None and select.matches(device, listed_name)
 
 
 def _device(
     host: Host, pool: Pool, ledger: Ledger, fdid: str, details: bool, lspci: bool, borrowed: bool
 ) -> Dict[str, object]:
-    entry = pool.entries[fdid]
+    entry = pool.entries.get(fdid)
     shown = pool.show(fdid) if details else None
     facts: Dict[str, object] = dict.fromkeys(_DETAILS) if shown is None else dict(asdict(shown))
     facts.pop("available", None)
-    facts.update({"fdid": fdid, "name": entry.name, "state": entry.word, "label": ledger.borrowed.get(fdid)})
+    facts.update({"fdid": fdid, "state": entry.word if entry else None, "label": ledger.borrowed.get(fdid)})
+    facts["name"] = entry.name if entry else facts["name"]
     errors: List[str] = [pool.failed[fdid].message] if fdid in pool.failed else []
     facts["lspci"] = _lspci(host, fdid, errors) if lspci else None
     vdev = host.tool.get_vdev(fdid) if borrowed else None
     facts["vdev"] = vdev
+    facts["borrowed"] = bool(vdev) if borrowed and fdid not in host.tool.unanswered else None
+    if borrowed and fdid in host.tool.unanswered:
+        errors.append(host.tool.unanswered[fdid].message)
     facts["driver"] = host.sysfs.driver(vdev) if vdev else None
     facts["device_nodes"] = device_nodes(host, vdev) if vdev else None
     facts["error"] = "; ".join(errors) or None
@@ -88,8 +96,7 @@ def resource(params: Mapping[str, Any]) -> NodeResource:
         return gather(host, fdids, select, params["details"], params["lspci"], params["borrowed"])
 
     def pending(_places: Places) -> Report:
-        return Report(
-            {"node_id": None, "node_ids": {}, "connections": [], "missing": [], "devices": [], "pending": True}
-        )
+        nothing: Dict[str, object] = {"connections": [], "borrowed": [], "missing": [], "devices": []}
+        return Report({"node_id": None, "node_ids": {}, **nothing, "pending": True})
 
     return NodeResource("devices", run, pending)

@@ -74,10 +74,14 @@ class FabricDevice:
 
 @dataclass(frozen=True)
 class Borrowed:
-    """What ``borrow`` prints: the virtual device and, where it was bound at once, its driver."""
+    """What ``borrow`` prints: the virtual device and, where it was bound at once, its driver.
+
+    ``already``: the tool said that the device was borrowed before, with EEXIST or its like.
+    """
 
     vdev: Optional[str]
     driver: Optional[str]
+    already: bool = False
 
 
 def node_hint(fdid: str) -> int:

@@ -125,3 +125,13 @@ def parse_borrow(text: str) -> Borrowed:
 def parse_node_ids(text: str) -> Dict[int, int]:
     """``dis_config -gn``: node id by adapter. Cards count from 1, adapters from 0."""
     return {int(card) - 1: int(node) for card, node in _CARD.findall(text)}
+
+
+def parse_node_id(hostname: str, text: str) -> int:
+    """``disinfo get-nodeid -hostname H``: a bare number. Raises ToolUnreadable for anything else."""
+    node_id = _number(text.strip())
+    if not node_id:
+        raise ToolUnreadable(
+            f"'disinfo get-nodeid -hostname {hostname}' printed no node id but {text[:200]!a}", output=text[:2000]
+        )
+    return node_id

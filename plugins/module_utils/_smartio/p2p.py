@@ -109,7 +109,7 @@ def _row(pair: Pair, enable: bool, action: str, done: bool = True) -> Dict[str, 
 def resource(params: Mapping[str, Any]) -> NodeResource:
     """The resource of smartio_p2p for a module's parameters."""
     elements = [params] if params["pairs"] is None else params["pairs"]
-    pairs = [_pair(element) for element in elements]
+    pairs = [pair_from(element) for element in elements]
     enable = params["state"] == "enabled"
 
     def pending(_places: Places) -> Report:
@@ -119,8 +119,9 @@ def resource(params: Mapping[str, Any]) -> NodeResource:
     return NodeResource("pairs", lambda host, check: set_pairs(host, pairs, enable, check), pending)
 
 
-def _pair(element: Mapping[str, Any]) -> Pair:
-    number = element["bar"]
+def pair_from(element: Mapping[str, Any]) -> Pair:
+    """A pair from a module call's element."""
+    number = element.get("bar")
     if number is not None and not 0 <= number <= 5:
         raise SharingError(f"bar: {number} is not a BAR's number from 0 to 5")
     pair = Pair(normalise_fdid(element["source"]), normalise_fdid(element["destination"]), number)

@@ -8,20 +8,22 @@ Facts: smartio_tool's manual page. Nothing here decides anything: a non-zero exi
 
 from __future__ import annotations
 
+import errno
 import os
-import re
-from typing import Callable, Dict, List, Optional, Tuple
+from dataclasses import replace
+from typing import Callable, Dict, List, Optional, Sequence
 
 from . import output
 from .command import Finished, run
-from .errors import ToolError, ToolMissing, ToolUnusable, exited, spell
-from .model import Borrowed, FabricDevice, PoolList
+from .errors import DONE_ALREADY, ToolError, ToolMissing, ToolUnusable, exited, spell
+from .model import Borrowed, FabricDevice, PoolList, node_hint
 
 # Each command's own limit in seconds, whatever the deadline of the whole run.
 COMMAND_LIMIT = 30.0
 # The vendor's installer does not put the tools on PATH.
 _VENDOR_FOLDER = "/opt/DIS/sbin"
-_QUESTION = re.compile(r"\[?\(?\b[yY](?:es)?\s*/\s*[nN](?:o)?\b\]?\)?[ :?]*\Z|\?\s*\Z")
+# How many fdids follow a command's name.
+_FDIDS = {"show": 1, "lspci": 1, "get-vdev": 1, "borrow": 1, "return": 1, "enable-p2p": 2, "disable-p2p": 2}
 
 
 def find_tool(path: str) -> str:
@@ -54,13 +56,17 @@ class SmartioTool:
     """The commands of one node.
 
     ``path`` is the program (see find_tool); ``kernel_log`` returns the kernel log's last lines about a subject and is
-    asked only when a command failed; ``runs`` counts the processes that were started.
+    asked only when a command failed. ``unanswered`` holds the devices of which the last ``get-vdev`` could not tell
+    whether they are borrowed here, since their owner was out of reach: fdid -> the error.
     """
 
     def __init__(self, path: str, kernel_log: Callable[[List[str]], List[str]], limit: float = COMMAND_LIMIT) -> None:
         self.path = path
+        self.unanswered: Dict[str, ToolError] = {}
         self._kernel_log = kernel_log
         self._limit = limit
+        self._owners: Dict[str, int] = {}
+        self._own: Dict[int, int] = {}
 
     def connect(self, node_id: int, adapter: int) -> None:
         """Let a node see and borrow this node's devices; EIO when it cannot be reached."""
@@ -92,7 +98,10 @@ class SmartioTool:
 
     def show(self, fdid: str) -> FabricDevice:
         """What is known of one device."""
-        return output.parse_show(fdid, self._read("show", fdid))
+        device = output.parse_show(fdid, self._read("show", fdid))
+        if device.node_id is not None:
+            self._owners[fdid] = device.node_id
+        return device
 
     def lspci(self, fdid: str) -> str:
         """lspci's text for a fabric device."""
@@ -104,7 +113,8 @@ class SmartioTool:
 
     def borrow(self, fdid: str, dma_window: Optional[str]) -> Borrowed:
         """Inject a fabric device as a local one. The window's unit is the tool's own (not documented)."""
-        return output.parse_borrow(self._change("borrow", fdid, *([dma_window] if dma_window else [])))
+        finished = self._change("borrow", fdid, *([dma_window] if dma_window else []))
+        return replace(output.parse_borrow(finished.stdout), already=finished.status != 0)
 
     def give_back(self, fdid: str) -> None:
         """Undo a borrow (the command ``return``)."""
@@ -122,9 +132,12 @@ class SmartioTool:
         """The local (virtual) BDF of a device that is borrowed here; None where it is not.
 
         What the command answers for a device that is not borrowed is not documented: anything but 0 with a BDF means
-        "not here".
+        "not here", and EIO that it may be all the same (see ``unanswered``).
         """
         finished = self._run("get-vdev", fdid)
+        self.unanswered.pop(fdid, None)
+        if finished.status == errno.EIO:
+            self.unanswered[fdid] = self._failure(finished, [self.path, "get-vdev", fdid])
         return output.find_bdf(finished.stdout) if finished.status == 0 else None
 
     def config(self, name: str, value: str) -> None:
@@ -133,14 +146,32 @@ class SmartioTool:
 
     def node_ids(self) -> Dict[int, int]:
         """This node's id by adapter, from ``dis_config -gn`` beside the tool; empty where that cannot tell."""
-        beside = os.path.join(os.path.dirname(self.path), "dis_config")
-        if not os.access(beside, os.X_OK):
-            return {}
         try:
-            finished = run([beside, "-gn"], self._limit)
-        except (ToolUnusable, ToolError):
+            self._own = self._own or self.ask_node_ids()
+        except (ToolMissing, ToolUnusable, ToolError):
             return {}
-        return output.parse_node_ids(finished.stdout) if finished.status == 0 else {}
+        return dict(self._own)
+
+    def ask_node_ids(self) -> Dict[int, int]:
+        """As node_ids, but raises ToolMissing, ToolUnusable or ToolError that says why it cannot be told."""
+        return output.parse_node_ids(self._ask("dis_config", "-gn"))
+
+    def node_id_of(self, hostname: str) -> int:
+        """The node id of a host of the cluster, from ``disinfo`` beside the tool.
+
+        Raises ToolMissing, ToolUnusable, ToolError or ToolUnreadable where that cannot tell.
+        """
+        return output.parse_node_id(hostname, self._ask("disinfo", "get-nodeid", "-hostname", hostname))
+
+    def _ask(self, program: str, *args: str) -> str:
+        """What another program of the vendor's prints, which is beside the tool."""
+        beside = os.path.join(os.path.dirname(self.path), program)
+        if not os.path.exists(beside):
+            raise ToolMissing(f"there is no {program} beside {self.path}")
+        finished = run([beside, *args], self._limit)
+        if finished.status != 0:
+            raise self._failure(finished, [beside, *args])
+        return finished.stdout
 
     def _run(self, *args: str) -> Finished:
         return run([self.path, *args], self._limit)
@@ -149,21 +180,17 @@ class SmartioTool:
         """A command that changes nothing; its standard output."""
         finished = self._run(*args)
         if finished.status != 0:
-            raise self._failure(finished, args)
+            raise self._failure(finished, [self.path, *args])
         return finished.stdout
 
-    def _change(self, *args: str) -> str:
+    def _change(self, *args: str) -> Finished:
         """A command that changes something. "It is so already" (EEXIST and its like) is success."""
         finished = self._run(*args)
-        if finished.status == 0:
-            return finished.stdout
-        error = self._failure(finished, args)
-        if isinstance(error, ToolError) and error.says_done:
-            return finished.stdout
-        raise error
+        if finished.status == 0 or finished.status in DONE_ALREADY:
+            return finished
+        raise self._failure(finished, [self.path, *args])
 
-    def _failure(self, finished: Finished, args: Tuple[str, ...]) -> ToolError:
-        command = [self.path, *args]
+    def _failure(self, finished: Finished, command: List[str]) -> ToolError:
         if finished.status < 0:
             return ToolError(
                 f"'{spell(command)}' was ended by signal {-finished.status}; run it by hand to see why",
@@ -171,6 +198,29 @@ class SmartioTool:
                 finished.status,
                 finished.output,
             )
-        asked = any(_QUESTION.search(stream[-200:].strip()) for stream in (finished.stdout, finished.stderr))
-        where = " (it asked a question, which nobody can answer here)" if asked else ""
-        return exited(command, finished.status, finished.output, self._kernel_log(list(args[1:])), where)
+        where = " (it asked a question, which nobody can answer here)" if finished.asked else ""
+        about_tool = command[0] == self.path
+        ends = self._ends(command[1:]) if finished.status == errno.EIO and about_tool else ""
+        return exited(command, finished.status, finished.output, self._kernel_log(command[2:]), where, ends)
+
+    def _ends(self, args: Sequence[str]) -> str:
+        """Which node cannot reach which; empty for a command that names neither a node nor a fabric device."""
+        if args[0] in ("connect", "scan"):
+            return f"{self._here(int(args[2]))} cannot reach node {args[1]}"
+        owners = dict.fromkeys(self._owner(fdid) for fdid in args[1 : 1 + _FDIDS.get(args[0], 0)])
+        return f"{self._here(None)} cannot reach {' or '.join(owners)}" if owners else ""
+
+    def _owner(self, fdid: str) -> str:
+        """The node that owns a device, as ``show`` told it; else what the id suggests, and that it does no more."""
+        hint = node_hint(fdid)
+        if fdid in self._owners:
+            return f"node {self._owners[fdid]}"
+        return f"node {hint} (to go by the id {fdid})" if hint else f"the node that owns {fdid}"
+
+    def _here(self, adapter: Optional[int]) -> str:
+        ids = self.node_ids()
+        if adapter is not None:
+            ids = {one: node_id for one, node_id in ids.items() if one == adapter}
+        if len(ids) == 1:
+            return f"node {next(iter(ids.values()))}"
+        return f"this node (ids {', '.join(str(ids[one]) for one in sorted(ids))})" if ids else "this node"

@@ -317,7 +317,7 @@ def test_p2p(cluster: Any, lender: Any, borrower: Any, lent: str) -> None:
     second.ok("remove", "41:")
 
 
-def test_scan(cluster: Any, borrower: Any) -> None:
+def test_scan(cluster: Any, borrower: Any, poll: Any) -> None:
     second = cluster["second"]
     second.ok("connect", "4")
     second.ok("scan", "32")
@@ -334,17 +334,23 @@ def test_scan(cluster: Any, borrower: Any) -> None:
     (second.folder / "node.json").write_text(json.dumps(config))
     second.ok("scan", "32", "0")
     assert [line.split(":")[0] for line in borrower.ok("list").splitlines()] == ["200100", "200300"]
-    assert borrower.ok("get-vdev", "200100") != ""
-    borrower.ok("return", "200100")
-
+    vdev = borrower.ok("get-vdev", "200100").strip()
     assert second.status("scan", "24") == errno.EEXIST
     assert second.status("scan", "8") == errno.EEXIST
     assert second.status("scan", "36") == errno.EEXIST  # this adapter's tree is node 32
     assert second.status("scan", "32", "1") == errno.ENODEV
     config["transparent"][0]["devices"] = []
     (second.folder / "node.json").write_text(json.dumps(config))
+    second.ok("borrow", "200300")
+    own = second.ok("get-vdev", "200300").strip()
     second.ok("scan", "32")
     assert borrower.ok("list") == ""
+    # What was pulled out of the tree is gone wherever it was borrowed.
+    assert second.status("get-vdev", "200300") == errno.ENODEV
+    assert not (second.sysfs / "bus/pci/devices" / own).exists()
+    assert poll(lambda: borrower.status("get-vdev", "200100") == errno.ENODEV)
+    assert not (borrower.sysfs / "bus/pci/devices" / vdev).exists()
+    assert "removed by surprise" in borrower.kmsg()
     config["transparent"][0]["devices"] = tree
     (second.folder / "node.json").write_text(json.dumps(config))
 

@@ -195,12 +195,27 @@ def test_a_cut_link(cluster: Any, lender: Any, borrower: Any, poll: Any, side: s
     assert lender.status("connect", "4") == errno.EIO
     assert borrower.driver(vdev) == "nvme"
     assert (borrower.sysfs / "class/nvme/nvme0/state").read_text() == "dead\n"
+    assert cluster["other"].status("borrow", FDID) == lender.status("unavailable", "06:00.0") == errno.EBUSY
     cluster[side].fault("clear")
-    assert "[available]" in borrower.ok("list")  # the connection is there again by itself
-    assert borrower.status("borrow", FDID) == errno.EIO  # until the dead device is returned
+    assert FDID in borrower.ok("list")  # the connection is there again by itself
+    assert poll(lambda: borrower.status("get-vdev", FDID) == 0)
+    assert borrower.ok("get-vdev", FDID) == f"{vdev}\n"
+    assert (borrower.sysfs / "class/nvme/nvme0/state").read_text() == "live\n"
+    borrower.ok("show", FDID)
+    assert cluster["other"].status("borrow", FDID) == errno.EBUSY
+
+
+@pytest.mark.parametrize("side", ["lender", "borrower"])
+def test_a_return_while_the_link_is_cut(cluster: Any, lender: Any, borrower: Any, poll: Any, side: str) -> None:
+    vdev = borrower.ok("borrow", FDID).split("Local virtual device: ")[1].split()[0]
+    cluster[side].fault(f"link_down={'4' if side == 'lender' else '8'}")
+    assert poll(lambda: borrower.status("get-vdev", FDID) == errno.EIO)
     borrower.ok("return", FDID)
     assert not (borrower.sysfs / "bus/pci/devices" / vdev).exists()
-    borrower.ok("borrow", FDID)
+    assert cluster["other"].status("borrow", FDID) == errno.EBUSY
+    cluster[side].fault("clear")
+    assert poll(lambda: cluster["other"].status("borrow", FDID) == 0)
+    cluster["other"].ok("return", FDID)
 
 
 def test_one_dead_peer_does_not_spoil_the_list(cluster: Any, borrower: Any) -> None:

@@ -59,14 +59,23 @@ def test_a_lender_that_dies(cluster: Any, poll: Any) -> None:
     lender.ok("add", "06:00.0")
     assert borrower.ok("list") == ""  # and so are the connections
     lender.ok("remove", "06:00.0")
+    assert borrower.status("get-vdev", FDID) == errno.ENODEV  # what it had is gone with the lender that lent it
+    assert not (borrower.sysfs / "bus/pci/devices" / vdev).exists()
+    assert f"80600: {vdev} was removed by surprise: node 8, which lent it, was restarted" in borrower.kmsg()
+    assert borrower.status("return", FDID) == errno.EINVAL
     open_up(lender)
     assert FDID in borrower.ok("list")
-    assert borrower.status("get-vdev", FDID) == errno.EIO  # what is dead stays dead
-    assert cluster["other"].status("borrow", FDID) == 0
-    borrower.ok("return", FDID)
-    assert not (borrower.sysfs / "bus/pci/devices" / vdev).exists()
-    assert borrower.status("borrow", FDID) == errno.EBUSY  # the return did not take it from the other one
-    cluster["other"].ok("return", FDID)
+    borrower.ok("borrow", FDID)
+    assert cluster["other"].status("borrow", FDID) == errno.EBUSY
+
+
+def test_a_lender_that_is_back_is_noticed_without_a_question(cluster: Any, poll: Any) -> None:
+    lender, borrower = cluster["lender"], cluster["borrower"]
+    vdev = borrower.ok("borrow", FDID).split("Local virtual device: ")[1].split()[0]
+    cluster.do("kill", "lender")
+    cluster.do("start", "lender")
+    assert poll(lambda: not (borrower.sysfs / "bus/pci/devices" / vdev).exists())
+    open_up(lender)
     borrower.ok("borrow", FDID)
 
 
@@ -95,6 +104,19 @@ def test_a_borrower_that_dies(cluster: Any, poll: Any) -> None:
     assert "[available]" in borrower.ok("list")  # the lender's connection reaches it again
     assert borrower.status("get-vdev", FDID) == errno.ENODEV
     borrower.ok("borrow", FDID)
+
+
+def test_a_borrower_that_was_cut_off_when_it_died_borrows_its_device_at_once(cluster: Any, poll: Any) -> None:
+    lender, borrower, other = cluster["lender"], cluster["borrower"], cluster["other"]
+    borrower.ok("borrow", FDID)
+    lender.fault("link_down=4")
+    assert poll(lambda: borrower.status("get-vdev", FDID) == errno.EIO)
+    cluster.do("kill", "borrower")
+    cluster.do("start", "borrower")
+    assert other.status("borrow", FDID) == errno.EBUSY  # as far as the lender knows, it is in use
+    lender.fault("clear")
+    borrower.ok("borrow", FDID)
+    assert other.status("borrow", FDID) == errno.EBUSY
 
 
 def test_a_borrower_that_is_stopped(cluster: Any, poll: Any) -> None:

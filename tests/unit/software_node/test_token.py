@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from typing import Any, Callable, List
+from typing import Any, Callable, List, Optional
 
 import pytest
 from software_node.config import Peer
-from software_node.errors import NodeError
-from software_node.peer import PeerClient, PeerServer
+from software_node.errors import NodeError, NodeGone
+from software_node.peer import Caller, PeerClient, PeerServer
 
 TOKEN = "a-token-of-this-cluster"  # noqa: S105 - not a secret, a test's
 
@@ -23,11 +23,11 @@ def server() -> Any:
     listener = socket.create_server(("127.0.0.1", 0))
     handled: List[Any] = []
 
-    def handle(nodes: List[int], operation: str, args: Any) -> Any:
-        handled.append((nodes, operation, args))
+    def handle(caller: Caller, operation: str, args: Any) -> Any:
+        handled.append((caller, operation, args))
         return {"echo": args}, ""
 
-    result = PeerServer(listener, TOKEN, handle, handled.append, lambda _node: None)
+    result = PeerServer(listener, TOKEN, "late", handle, handled.append, lambda _node: None)
     thread = threading.Thread(target=result.serve)
     thread.start()
     yield listener.getsockname()[1], handled
@@ -36,23 +36,30 @@ def server() -> Any:
     assert not thread.is_alive()
 
 
-def client(port: int, token: str) -> PeerClient:
-    return PeerClient([4], token, [Peer(8, "127.0.0.1", port)], lambda _node: None)
+def client(port: int, token: str, met: Optional[List[Any]] = None) -> PeerClient:
+    def meet(*who: Any) -> None:
+        if met is not None:
+            met.append(who)
+
+    return PeerClient(Caller([4], "first"), token, [Peer(8, "127.0.0.1", port)], lambda _node: None, meet)
 
 
 def test_who_knows_the_token_is_answered(server: Any) -> None:
     port, handled = server
-    assert client(port, TOKEN).call(8, "list", {"a": 1}) == {"echo": {"a": 1}}
-    assert handled == [([4], "list", {"a": 1})]
+    met: List[Any] = []
+    assert client(port, TOKEN, met).call(8, "list", {"a": 1}) == {"echo": {"a": 1}}
+    assert handled == [(Caller([4], "first"), "list", {"a": 1})]
+    assert met == [([8], "late")]
 
 
 @pytest.mark.parametrize("token", ["", "another"])
 def test_who_does_not_is_not(server: Any, token: str) -> None:
     port, handled = server
+    met: List[Any] = []
     with pytest.raises(NodeError) as caught:
-        client(port, token).call(8, "list", {})
+        client(port, token, met).call(8, "list", {})
     assert caught.value.number == 5
-    assert handled == []
+    assert handled == met == []
 
 
 def test_the_token_does_not_travel_and_a_recording_cannot_be_played_again(server: Any) -> None:
@@ -86,6 +93,15 @@ def test_the_token_does_not_travel_and_a_recording_cannot_be_played_again(server
 def test_a_peer_that_says_nothing_is_an_error_in_two_seconds() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(NodeError) as caught:
         client(silent.getsockname()[1], TOKEN).call(8, "list", {})
+    assert caught.value.number == 5
+    assert not isinstance(caught.value, NodeGone)
+
+
+def test_a_peer_that_does_not_run_is_told_from_one_that_cannot_be_reached() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(NodeGone) as caught:
+        client(port, TOKEN).call(8, "list", {})
     assert caught.value.number == 5
 
 

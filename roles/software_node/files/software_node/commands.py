@@ -225,11 +225,11 @@ def _list(node: Node, args: List[str], session: Session) -> None:
 
 
 def _alive(node: Node, fdid: int) -> Optional[Borrow]:
-    """The borrow of a device, if it is borrowed here; NodeError EIO when its lender was lost."""
+    """The borrow of a device, if it is borrowed here; NodeError EIO while its lender cannot be reached."""
     with node.lock:
         borrow = node.borrows.get(fdid)
         if borrow and not borrow.alive:
-            raise NodeError(errno.EIO, f"{fdid:x}: the lender was lost; return the device")
+            raise NodeError(errno.EIO, f"{fdid:x}: node {borrow.origin}, which lent it, cannot be reached")
         return borrow
 
 
@@ -286,8 +286,7 @@ def _rescan(node: Node, node_id: int, adapter: int, wanted: Sequence[Device]) ->
             raise NodeError(errno.EEXIST, f"scan: node id {node_id} and adapter {adapter} were paired otherwise")
         for entry in have:
             if entry.device not in wanted:
-                node.surprise_removal(entry.fdid)
-                node.pool.remove(entry)
+                node.withdraw(entry)
                 node.kmsg(f"scan: {entry.fdid:x} is gone")
         known = {entry.device for entry in have}
         fresh = [node.pool.add(node_id, adapter, device, True) for device in wanted if device not in known]

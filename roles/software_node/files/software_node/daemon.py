@@ -225,7 +225,11 @@ class Daemon:
         self._folder.create_proc(config.boot_id)
         self.node.place_devices()
         write_wrappers(os.path.join(prefix or self._folder.path, "sbin"), self._folder.path)
-        self._peers = PeerServer(listener, config.token, self.node.handle, self.node.lease_ended, self.node.link_down)
+        node = self.node
+        self._peers = PeerServer(
+            listener, config.token, node.own.incarnation, node.handle, node.lease_broken, node.link_down
+        )
+        node.cut_lease = self._peers.cut_lease
         self._tools = _listen_unix(self._folder.path)
         self._lock = threading.Lock()
         self._hanging: List[socket.socket] = []

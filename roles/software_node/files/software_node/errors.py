@@ -23,6 +23,10 @@ class NodeError(Exception):
         return os.strerror(self.number)
 
 
+class NodeGone(NodeError):
+    """Nobody listens where another node was: its host is there, its daemon is not, and what it held is forgotten."""
+
+
 class UsageError(NodeError):
     """A command line that makes no sense; its reason is printed to the caller, EINVAL is the exit status."""
 

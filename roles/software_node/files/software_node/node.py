@@ -19,13 +19,17 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Un
 
 from .address import Bdf
 from .config import Device, NodeConfig, device_from_json, device_to_json, virtual_function
-from .errors import NodeError
+from .errors import NodeError, NodeGone
 from .faults import Faults
 from .output import View
-from .peer import TIMEOUT, PeerClient, close_link, cut_link
-from .pool import Pool
+from .peer import TIMEOUT, Caller, PeerClient, close_link, cut_link
+from .pool import Entry, Lease, Pool
 from .real_sysfs import RealSysfs
 from .sysfs_tree import SysfsTree
+
+# Seconds between two tries to reach the other end of a lease.
+_FIRST_PAUSE = 0.05
+_LAST_PAUSE = 1.0
 
 
 @dataclass
@@ -35,9 +39,10 @@ class Borrow:
     view: View
     lease: str
     origin: int  # the peer that lent it; 0 for a device of this node's own pool
+    incarnation: str  # the lender's
     vdev: Bdf
     link: Optional[socket.socket]
-    alive: bool = True  # the lender is there
+    alive: bool = True  # the lender can be reached
     shown: bool = False  # the virtual device can be seen
     returning: bool = False
 
@@ -77,7 +82,9 @@ class Node:
         self.borrows: Dict[int, Borrow] = {}
         self.p2p: Set[Tuple[int, int, int]] = set()
         self.parameters: Dict[str, int] = {"autoborrow_transparent": config.autoborrow_transparent}
-        self.client = PeerClient(config.node_ids, config.token, config.peers, self.link_down)
+        self.own = Caller(list(config.node_ids), os.urandom(8).hex())
+        self.client = PeerClient(self.own, config.token, config.peers, self.link_down, self.met)
+        self.cut_lease: Callable[[str], None] = lambda lease: None  # the server's, see Daemon
         self._pending: Set[int] = set()
         self._last_slot = 4
 
@@ -141,10 +148,22 @@ class Node:
         """Whether this node connected to one of the ids of another node."""
         return any(node in nodes for node, _adapter in self.connections)
 
+    def met(self, nodes: Sequence[int], incarnation: str) -> None:
+        """Another node told its incarnation: what an earlier one lent or borrowed is gone with it."""
+        with self.lock:
+            for lease in self.pool.outlived(nodes, incarnation):
+                self.kmsg(f"node {nodes[0]} was restarted, its lease {lease.name} is void")
+                self.lease_ended(lease.name)
+            for borrow in list(self.borrows.values()):
+                if borrow.origin in nodes and borrow.incarnation != incarnation:
+                    self._remove(borrow, f"node {borrow.origin}, which lent it, was restarted")
+
     # What other nodes ask
 
-    def handle(self, nodes: List[int], operation: str, args: Dict[str, Any]) -> Tuple[Dict[str, Any], str]:
+    def handle(self, caller: Caller, operation: str, args: Dict[str, Any]) -> Tuple[Dict[str, Any], str]:
         """The handler of peer.PeerServer."""
+        nodes = caller.nodes
+        self.met(nodes, caller.incarnation)
         if operation == "connect":
             if not any(self.client.knows(node) for node in nodes):
                 raise NodeError(errno.EIO, f"node {nodes[0]} is not in the table of peers of {self.config.name}")
@@ -152,7 +171,12 @@ class Node:
         if operation == "list":
             return {"devices": [view_to_json(view) for view in self._views_for(nodes)]}, ""
         if operation == "lend":
-            return self._lend(nodes, int(args["fdid"]))
+            return self._lend(caller, int(args["fdid"]))
+        if operation == "resume":
+            return self._resume(caller, str(args["lease"]))
+        if operation == "holds":
+            with self.lock:
+                return {"holds": any(one.lease == args["lease"] for one in self.borrows.values())}, ""
         if operation == "give_back":
             self.lease_ended(str(args["lease"]))
             return {}, ""
@@ -165,24 +189,62 @@ class Node:
         with self.lock:
             return [entry.view() for entry in self.pool.entries()] if self.visible_to(nodes) else []
 
-    def _lend(self, nodes: List[int], fdid: int) -> Tuple[Dict[str, Any], str]:
+    def _lend(self, caller: Caller, fdid: int) -> Tuple[Dict[str, Any], str]:
+        nodes = caller.nodes
         if self.faults.busy(fdid):
             raise NodeError(errno.EBUSY, f"{fdid:x}: busy (fault)")
         with self.lock:
             if not self.visible_to(nodes):
                 raise NodeError(errno.ENODEV, f"{fdid:x}: no connection to node {nodes[0]}")
-            lease = self.pool.lend(fdid, nodes)
+            lease = self.pool.lend(fdid, nodes, caller.incarnation)
             entry = self.pool.get(fdid)
             assert entry is not None
             self.kmsg(f"{fdid:x} lent to node {nodes[0]}")
-            return {"lease": lease.name, "view": view_to_json(entry.view())}, lease.name
+            view = view_to_json(entry.view())
+            return {"lease": lease.name, "incarnation": self.own.incarnation, "view": view}, lease.name
+
+    def _resume(self, caller: Caller, name: str) -> Tuple[Dict[str, Any], str]:
+        """The link to a borrower is back, and with it the connection that carries a lease."""
+        with self.lock:
+            lease = self.pool.leased(name)
+            if lease is None or not set(lease.borrower) & set(caller.nodes):
+                raise NodeError(errno.ENODEV, f"the lease {name} has ended")
+            lease.links += 1
+            return {}, name
 
     def lease_ended(self, lease: str) -> None:
-        """A borrower gave a device back, or its connection is gone."""
+        """A borrower has a device no more."""
         with self.lock:
             entry = self.pool.release(lease)
             if entry:
                 self.kmsg(f"{entry.fdid:x} is back")
+
+    def lease_broken(self, name: str) -> None:
+        """A connection that carried a lease is gone. Whether the borrower still has the device, only that one knows."""
+        with self.lock:
+            lease = self.pool.leased(name)
+            if lease:
+                lease.links -= 1
+                threading.Thread(target=self._ask_borrower, args=(lease,), daemon=True).start()
+
+    def _ask_borrower(self, lease: Lease) -> None:
+        """Asks until the borrower is connected again, has the device no more, or does not run any more.
+
+        A borrower that cannot be reached keeps its device: it may well be using it.
+        """
+        pause = 0.0
+        while not self.stopping.wait(pause):
+            with self.lock:
+                if lease.links or self.pool.leased(lease.name) is not lease:
+                    return
+            try:
+                gone = not self.client.call(lease.borrower[0], "holds", {"lease": lease.name})["holds"]
+            except NodeError as error:
+                gone = isinstance(error, NodeGone)
+            if gone:
+                self.lease_ended(lease.name)
+                return
+            pause = min(pause * 2 or _FIRST_PAUSE, _LAST_PAUSE)
 
     # What it asks other nodes
 
@@ -248,10 +310,10 @@ class Node:
             if origin:
                 return self._borrow_remote(origin, fdid)
             with self.lock:
-                lease = self.pool.lend(fdid, self.config.node_ids)
+                lease = self.pool.lend(fdid, self.own.nodes, self.own.incarnation)
                 entry = self.pool.get(fdid)
                 assert entry is not None
-                return self._inject(Borrow(entry.view(), lease.name, 0, self._free_vdev(), None))
+                return self._inject(Borrow(entry.view(), lease.name, 0, lease.incarnation, self._free_vdev(), None))
         finally:
             with self.lock:
                 self._pending.discard(fdid)
@@ -259,29 +321,59 @@ class Node:
     def _borrow_remote(self, origin: int, fdid: int) -> Borrow:
         reply, link = self.client.open(origin, "lend", {"fdid": fdid})
         try:
-            view, lease = view_from_json(reply.get("view", {})), str(reply.get("lease", ""))
+            view = view_from_json(reply.get("view", {}))
         except NodeError:
             close_link(link)
             raise
+        lease, incarnation = str(reply.get("lease", "")), str(reply.get("incarnation", ""))
         with self.lock:
-            borrow = self._inject(Borrow(view, lease, origin, self._free_vdev(), link))
+            borrow = self._inject(Borrow(view, lease, origin, incarnation, self._free_vdev(), link))
         threading.Thread(target=self._watch, args=(borrow, link), daemon=True).start()
         return borrow
 
-    def _watch(self, borrow: Borrow, link: socket.socket) -> None:
-        """Waits for the end of the lease's connection."""
-        with contextlib.suppress(OSError):
-            while link.recv(4096):
-                pass
-        with self.lock:
-            self._lost(borrow)
+    def _watch(self, borrow: Borrow, link: Optional[socket.socket]) -> None:
+        """Follows a borrow to its end: the connection that carries it, and the next one when that is gone."""
+        while link:
+            with contextlib.suppress(OSError):
+                while link.recv(4096):
+                    pass
+            close_link(link)
+            link = self._resume_borrow(borrow) if self._lost(borrow) else None
 
-    def _lost(self, borrow: Borrow) -> None:
+    def _lost(self, borrow: Borrow) -> bool:
+        """The lender cannot be reached; whether the device is still borrowed."""
         fdid = borrow.view.fdid
-        if self.borrows.get(fdid) is borrow and borrow.alive:
+        with self.lock:
+            if self.stopping.is_set() or self.borrows.get(fdid) is not borrow:
+                return False
             borrow.alive = False
             self.tree.set_state(borrow.vdev, "dead")
-            self.kmsg(f"{fdid:x}: lost the lender (node {borrow.view.node_id}); {borrow.vdev} is dead")
+            self.kmsg(f"{fdid:x}: node {borrow.origin}, which lent it, cannot be reached; {borrow.vdev} is dead")
+            return True
+
+    def _resume_borrow(self, borrow: Borrow) -> Optional[socket.socket]:
+        """Looks for the lender until it is back, or says that the lease has ended; the new connection, or None."""
+        fdid, pause = borrow.view.fdid, 0.0
+        while not self.stopping.wait(pause):
+            with self.lock:
+                if self.borrows.get(fdid) is not borrow:
+                    return None
+            pause = min(pause * 2 or _FIRST_PAUSE, _LAST_PAUSE)
+            try:
+                _reply, link = self.client.open(borrow.origin, "resume", {"lease": borrow.lease})
+            except NodeError as error:
+                if error.number == errno.ENODEV:
+                    with self.lock:
+                        self._remove(borrow, error.reason)
+                continue
+            with self.lock:
+                if self.borrows.get(fdid) is borrow:
+                    borrow.link, borrow.alive = link, True
+                    self.tree.set_state(borrow.vdev, "live")
+                    self.kmsg(f"{fdid:x}: node {borrow.origin} is back; {borrow.vdev} is alive")
+                    return link
+            close_link(link)
+        return None
 
     def _free_vdev(self) -> Bdf:
         """The next virtual address: they move on, so that nobody takes an old one for granted."""
@@ -317,28 +409,43 @@ class Node:
             fdid = borrow.view.fdid
             if self.borrows.get(fdid) is not borrow:
                 return
-            if self.tree.has(borrow.vdev):
-                self.tree.remove(borrow.vdev)
-            self.p2p = {pair for pair in self.p2p if fdid not in pair[:2]}
-            del self.borrows[fdid]
-            if borrow.link is None:
+            self._forget(borrow)
+            if not borrow.origin:
                 self.lease_ended(borrow.lease)
-        if borrow.link is None:
-            return
         try:
-            if borrow.alive:
+            if borrow.origin and borrow.alive:
                 self.client.call(borrow.origin, "give_back", {"lease": borrow.lease})
         except NodeError as error:
-            # The end of the connection below tells the lender as well, as soon as it can be reached.
+            # The lender will ask, as soon as it can be reached.
             self.kmsg(f"{fdid:x}: returned, but {error.reason}")
-        close_link(borrow.link)
+        if borrow.link:
+            close_link(borrow.link)
 
-    def surprise_removal(self, fdid: int) -> None:
-        """A scanned device is gone from its tree: so is what was made of it here."""
+    def _forget(self, borrow: Borrow) -> None:
+        fdid = borrow.view.fdid
+        if self.tree.has(borrow.vdev):
+            self.tree.remove(borrow.vdev)
+        self.p2p = {pair for pair in self.p2p if fdid not in pair[:2]}
+        del self.borrows[fdid]
+
+    def _remove(self, borrow: Borrow, reason: str) -> None:
+        """Surprise removal: the lender has the device no more, so its virtual device vanishes."""
+        if self.borrows.get(borrow.view.fdid) is not borrow:
+            return
+        self._forget(borrow)
+        self.kmsg(f"{borrow.view.fdid:x}: {borrow.vdev} was removed by surprise: {reason}")
+        if borrow.link:
+            cut_link(borrow.link)
+
+    def withdraw(self, entry: Entry) -> None:
+        """A scanned device is gone from its tree: so is what was made of it, here or at a borrower."""
         with self.lock:
-            borrow = self.borrows.get(fdid)
-            if borrow and borrow.origin == 0:
-                self._lost(borrow)
+            lease, borrow = entry.lease, self.borrows.get(entry.fdid)
+            self.pool.remove(entry)
+            if borrow and not borrow.origin:
+                self._remove(borrow, "it is gone from its tree")
+            elif lease:
+                self.cut_lease(lease.name)
 
     def cut(self, node_id: int) -> None:
         """Ends the leases from a node, as when the link to it goes down."""

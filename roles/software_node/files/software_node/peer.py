@@ -7,8 +7,11 @@ The node that is called sends a nonce; the caller answers with a nonce of its ow
 both with the cluster's token; the reply carries an HMAC too. So the token never travels, and neither side believes
 somebody who does not know it. A node without a token (on loopback only) uses an empty one.
 
-A borrow keeps its connection open: it is the lease. Its end means at the lender that the borrower is gone, and at the
-borrower that the lender is. TCP's keepalive finds peers that went away without a word.
+Both sides name their incarnation, which is new at every start: a node that meets a later one of another node knows that
+the earlier one is gone, with all that it lent and borrowed.
+
+A borrow keeps its connection open, which carries the lease. Its end means that the two cannot reach each other, not
+more: the lease goes on, and the borrower connects again. TCP's keepalive finds peers that went away without a word.
 """
 
 from __future__ import annotations
@@ -21,10 +24,11 @@ import os
 import socket
 import threading
 import time
+from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from .config import Peer
-from .errors import NodeError
+from .errors import NodeError, NodeGone
 
 TIMEOUT = 2.0
 _LINE_LIMIT = 4 << 20
@@ -32,8 +36,20 @@ _CONNECTIONS = 256
 _DROPPED = 10.0  # seconds that a dropped connection stays silent at the most
 
 Reply = Dict[str, Any]
-# Called with (the caller's node ids, operation, arguments); the second value is the lease that the connection now is.
-Handler = Callable[[List[int], str, Dict[str, Any]], Tuple[Reply, str]]
+# Called with a node's ids and its incarnation.
+Met = Callable[[Sequence[int], str], None]
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks: all its node ids, and its incarnation."""
+
+    nodes: List[int]
+    incarnation: str
+
+
+# Called with (caller, operation, arguments); the second value is the lease that the connection now carries.
+Handler = Callable[[Caller, str, Dict[str, Any]], Tuple[Reply, str]]
 
 
 def _mac(token: str, *parts: bytes) -> str:
@@ -94,9 +110,11 @@ class PeerClient:
     """Asks other nodes."""
 
     def __init__(
-        self, own_ids: Sequence[int], token: str, peers: Sequence[Peer], link_down: Callable[[int], Optional[str]]
+        self, own: Caller, token: str, peers: Sequence[Peer], link_down: Callable[[int], Optional[str]], met: Met
     ) -> None:
-        self._own_ids = list(own_ids)
+        """``own`` is what other nodes are told; ``met`` is called with what they tell, whatever they answer."""
+        self._own = own
+        self._met = met
         self._token = token
         self._peers = {peer.node_id: peer for peer in peers}
         self._link_down = link_down
@@ -115,7 +133,9 @@ class PeerClient:
         return sorted({min(self.ids_of(node_id)) for node_id in self._peers})
 
     def call(self, node_id: int, operation: str, args: Dict[str, Any]) -> Reply:
-        """One request; NodeError EIO when the node does not answer, or with the errno that it answered."""
+        """One request; NodeError EIO when the node does not answer (NodeGone when it does not run), or with the errno
+        that it answered.
+        """
         reply, link = self.open(node_id, operation, args)
         link.close()
         return reply
@@ -133,9 +153,14 @@ class PeerClient:
         try:
             link = socket.create_connection((peer.host, peer.port), timeout=TIMEOUT)
         except OSError as error:
-            raise NodeError(errno.EIO, f"node {node_id} at {peer.host}:{peer.port}: {error}") from None
+            kind = NodeGone if isinstance(error, ConnectionRefusedError) else NodeError
+            raise kind(errno.EIO, f"node {node_id} at {peer.host}:{peer.port}: {error}") from None
         try:
-            return self._exchange(link, deadline, operation, args), link
+            reply = self._exchange(link, deadline, operation, args)
+            self._met(sorted(self.ids_of(node_id)), str(reply["incarnation"]))
+            if reply["errno"]:
+                raise NodeError(int(reply["errno"]), str(reply["reason"]))
+            return dict(reply["result"]), link
         except (OSError, ValueError, KeyError, TypeError) as error:
             link.close()
             raise NodeError(errno.EIO, f"node {node_id} at {peer.host}:{peer.port}: {error}") from None
@@ -147,16 +172,15 @@ class PeerClient:
         _keep_alive(link)
         lines = _Lines(link, deadline)
         theirs, mine = lines.receive(), os.urandom(16).hex().encode()
-        body = json.dumps({"from": self._own_ids, "operation": operation, "args": args}).encode()
+        own = self._own
+        request = {"from": own.nodes, "incarnation": own.incarnation, "operation": operation, "args": args}
+        body = json.dumps(request).encode()
         lines.send(mine, body, _mac(self._token, b"request", theirs, mine, body).encode())
         answer, mac = lines.receive(), lines.receive()
         if not hmac.compare_digest(mac, _mac(self._token, b"reply", theirs, mine, answer).encode()):
             raise ValueError("it does not know this cluster's token")
         link.settimeout(None)
-        reply = json.loads(answer)
-        if reply["errno"]:
-            raise NodeError(int(reply["errno"]), str(reply["reason"]))
-        return dict(reply["result"])
+        return dict(json.loads(answer))
 
 
 class PeerServer:
@@ -166,19 +190,22 @@ class PeerServer:
         self,
         listener: socket.socket,
         token: str,
+        incarnation: str,
         handler: Handler,
         ended: Callable[[str], None],
         link_down: Callable[[int], Optional[str]],
     ) -> None:
-        """``ended(lease)`` is called when the connection of a lease is gone."""
+        """``ended(lease)`` is called when a connection that carried a lease is gone."""
         self._listener = listener
         self._token = token
+        self._incarnation = incarnation
         self._handler = handler
         self._ended = ended
         self._link_down = link_down
         self._slots = threading.BoundedSemaphore(_CONNECTIONS)
         self._lock = threading.Lock()
         self._links: Dict[socket.socket, Set[int]] = {}
+        self._leases: Dict[socket.socket, str] = {}
 
     def serve(self) -> None:
         """Accepts until the listener is closed."""
@@ -204,6 +231,13 @@ class PeerServer:
         for link in links:
             cut_link(link)
 
+    def cut_lease(self, lease: str) -> None:
+        """Ends the connections that carry a lease."""
+        with self._lock:
+            links = [link for link, carried in self._leases.items() if carried == lease]
+        for link in links:
+            cut_link(link)
+
     def _serve_one(self, link: socket.socket) -> None:
         lease = ""
         try:
@@ -217,11 +251,12 @@ class PeerServer:
                 self._ended(lease)
             with self._lock:
                 self._links.pop(link, None)
+                self._leases.pop(link, None)
             link.close()
             self._slots.release()
 
     def _request(self, link: socket.socket) -> str:
-        """Reads and answers the request; the lease that the connection now is, or an empty string."""
+        """Reads and answers the request; the lease that the connection now carries, or an empty string."""
         _keep_alive(link)
         lines = _Lines(link, time.monotonic() + TIMEOUT)
         mine = os.urandom(16).hex().encode()
@@ -230,12 +265,15 @@ class PeerServer:
         if not hmac.compare_digest(mac, _mac(self._token, b"request", mine, theirs, body).encode()):
             return ""
         request = json.loads(body)
-        nodes = [int(node) for node in request["from"]]
+        caller = Caller([int(node) for node in request["from"]], str(request["incarnation"]))
         with self._lock:
-            self._links[link] = set(nodes)
-        if self._refused(link, nodes):
+            self._links[link] = set(caller.nodes)
+        if self._refused(link, caller.nodes):
             return ""
-        answer, lease = self._answer(nodes, str(request["operation"]), dict(request["args"]))
+        answer, lease = self._answer(caller, str(request["operation"]), dict(request["args"]))
+        if lease:
+            with self._lock:
+                self._leases[link] = lease
         try:
             # The handler may have waited for a lock: the answer has a deadline of its own.
             reply = _Lines(link, time.monotonic() + TIMEOUT)
@@ -254,11 +292,11 @@ class PeerServer:
             link.recv(1)
         return bool(downs)
 
-    def _answer(self, nodes: List[int], operation: str, args: Dict[str, Any]) -> Tuple[bytes, str]:
+    def _answer(self, caller: Caller, operation: str, args: Dict[str, Any]) -> Tuple[bytes, str]:
         lease = ""
-        reply: Reply = {"errno": 0}
+        reply: Reply = {"incarnation": self._incarnation, "errno": 0}
         try:
-            reply["result"], lease = self._handler(nodes, operation, args)
+            reply["result"], lease = self._handler(caller, operation, args)
         except NodeError as error:
-            reply = {"errno": error.number, "reason": error.reason}
+            reply.update({"errno": error.number, "reason": error.reason})
         return json.dumps(reply).encode(), lease

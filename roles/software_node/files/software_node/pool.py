@@ -22,10 +22,15 @@ from .output import View
 
 @dataclass
 class Lease:
-    """A device that is lent: the name of the lease, and the borrower's node ids."""
+    """A device that is lent: the name of the lease, the borrower's node ids and incarnation.
+
+    ``links`` counts the connections that hold it. Without any the borrower cannot be reached, and still has the device.
+    """
 
     name: str
     borrower: List[int]
+    incarnation: str
+    links: int = 1
 
 
 @dataclass
@@ -90,7 +95,7 @@ class Pool:
         """Takes a device out of the pool."""
         del self._entries[entry.fdid]
 
-    def lend(self, fdid: int, borrower: Sequence[int]) -> Lease:
+    def lend(self, fdid: int, borrower: Sequence[int], incarnation: str) -> Lease:
         """Gives a device to a borrower; NodeError ENODEV or EBUSY."""
         entry = self._entries.get(fdid)
         if entry is None:
@@ -100,8 +105,17 @@ class Pool:
         if entry.state != "available":
             raise NodeError(errno.EBUSY, f"{fdid:x}: not available")
         # Random, so that a borrower cannot end a lease that was given after this node's restart.
-        entry.lease = Lease(f"{fdid:x}-{os.urandom(8).hex()}", list(borrower))
+        entry.lease = Lease(f"{fdid:x}-{os.urandom(8).hex()}", list(borrower), incarnation)
         return entry.lease
+
+    def leased(self, lease: str) -> Optional[Lease]:
+        """The lease of that name, or None when it has ended."""
+        return next((one.lease for one in self._entries.values() if one.lease and one.lease.name == lease), None)
+
+    def outlived(self, borrower: Sequence[int], incarnation: str) -> List[Lease]:
+        """The leases of earlier incarnations of a borrower."""
+        leases = [entry.lease for entry in self._entries.values() if entry.lease]
+        return [one for one in leases if one.incarnation != incarnation and set(one.borrower) & set(borrower)]
 
     def release(self, lease: str) -> Optional[Entry]:
         """Takes a device back by its lease; the entry, or None when that lease had ended already."""

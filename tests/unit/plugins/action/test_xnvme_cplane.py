@@ -83,7 +83,7 @@ def test_the_program_is_brought_where_it_is_needed(node: Node) -> None:
     first = node.run()
     assert (first["changed"], first["server"]["action"], first["server"]["alive"]) == (True, "start", True)
     assert first["program"] == str(node.program)
-    assert hashlib.sha256(node.program.read_bytes()).hexdigest() == bundle.digest()
+    assert hashlib.sha256(node.program.read_bytes()).hexdigest() == bundle.CPLANED.digest()
     inode = node.program.stat().st_ino
     assert not any((node.folder / "remote").iterdir())
 
@@ -97,7 +97,7 @@ def test_the_program_is_brought_where_it_is_needed(node: Node) -> None:
     third = node.run()
     assert (third["changed"], third["server"]["action"]) == (True, "stop, start")
     assert node.program.stat().st_ino != inode
-    assert hashlib.sha256(node.program.read_bytes()).hexdigest() == bundle.digest()
+    assert hashlib.sha256(node.program.read_bytes()).hexdigest() == bundle.CPLANED.digest()
 
     # Nothing is brought to stop it.
     node.program.unlink()

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from typing import Any, Dict, List, Tuple
 
@@ -55,6 +57,41 @@ def test_by_fdid(fabric: Fabric, quirks: Dict[str, Any]) -> None:
     assert (device["vdev"], device["driver"]) == ("0000:04:00.0", "nvme")
     assert any(node.endswith("nvme20n1") for node in device["device_nodes"]), device
     assert "nvme-STUB_" in str(device["by_id"])
+
+
+def test_filesystems(fabric: Fabric) -> None:
+    """Links by UUID with the node of each, as they are when the answer is made."""
+    borrower, fdids = make(fabric)
+    links = borrower.dev / "disk/by-uuid"
+    links.mkdir(parents=True)
+    for name, node in (("B-1", "nvme21n1p1"), ("A-2", "nvme21n1"), ("C-3", "sda1")):
+        (links / name).symlink_to(f"../../{node}")
+    claim = {"fdid": fdids[DRIVE2], "wait_for": "filesystem", "timeout": 0.3}
+    assert bad(borrower, MODULE, **claim).says("its filesystem did not appear", "driver nvme, no filesystem")
+    (links / "D-4").symlink_to("../../nvme20n1")
+    assert not good(borrower, MODULE, **claim).changed
+    good(borrower, MODULE, fdid=fdids[DRIVE2], state="returned")
+    (links / "D-4").unlink()
+    (device,) = good(borrower, MODULE, fdid=fdids[DRIVE])["devices"]
+    found = {str(links / "A-2"): f"{borrower.dev}/nvme21n1", str(links / "B-1"): f"{borrower.dev}/nvme21n1p1"}
+    assert device["by_uuid"] == found
+    (device,) = good(borrower, MODULE, fdid=fdids[DRIVE], state="returned")["devices"]
+    assert device["by_uuid"] is None
+
+
+def test_errors_of_claims_have_their_labels(fabric: Fabric) -> None:
+    """Of a claim that falls short, of one whose label holds something else, and of a driver that does not come."""
+    borrower, fdids = make(fabric, vdev_driver=None)
+    good(borrower, MODULE, fdid=fdids[DRIVE], label="held", wait_for="vdev")
+    claims = [
+        {"select": {"node_id": 99}, "label": "short"},
+        {"select": {"vendor_id": "10de"}, "label": "held"},
+        {"fdid": fdids[FAR], "label": "late"},
+        {"fdid": fdids[DRIVE2], "label": "well"},
+    ]
+    result = bad(borrower, MODULE, devices=claims, timeout=0)
+    assert sorted(error["label"] for error in result["errors"]) == ["held", "late", "short", "well"]
+    assert sorted(got(result)) == sorted([fdids[DRIVE2], fdids[FAR]])
 
 
 @pytest.mark.parametrize("form", ["0x{}", "{}", "0X{}"])
@@ -471,6 +508,131 @@ def test_after_a_reboot_the_label_finds_a_device(fabric: Fabric) -> None:
     borrower.reboot()
     case(MODULE, args, borrower, expect_changed=True, actions=["borrow"])
     assert len(borrower.borrowed()) == 1
+
+
+# --- a lender that was restarted --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "vdev_status"),
+    [(errno.EBUSY, 0), (errno.EIO, errno.EIO), (errno.EEXIST, 0), (errno.EALREADY, errno.EIO)],
+)
+def test_a_stale_borrow_is_returned_and_borrowed_again(
+    fabric: Fabric, two_quirks: Dict[str, Any], status: int, vdev_status: int
+) -> None:
+    borrower, fdids = make(fabric, **two_quirks)
+    args = {"devices": [{"label": "data", "select": {"node_id": 4, **DRIVES}}, {"label": "far", "fdid": fdids[FAR]}]}
+    good(borrower, MODULE, **args)
+    (fdid,) = (fdid for fdid in borrower.borrowed() if fdid != fdids[FAR])
+    fabric.forget_borrow(fdid, status, vdev_status)
+    mark = borrower.mark()
+    result = case(MODULE, args, borrower, expect_changed=True, actions=["borrow", "none"])
+    assert borrower.changing(mark) == [f"borrow {fdid}", f"return {fdid}", f"borrow {fdid}"]
+    assert result["devices"][0]["fdid"] == fdid
+    assert result.says(f"{fdid} was borrowed here and is forgotten by its lender")
+
+
+def test_a_label_gets_its_own_device_back(fabric: Fabric) -> None:
+    """Others that match and are free come first in the order, and were none of its."""
+    borrower, fdids = make(fabric)
+    fabric.set_device(fdids[DRIVE], state="unavailable")
+    args = {"devices": [{"label": "data", "select": {"node_id": 4, **DRIVES}}]}
+    good(borrower, MODULE, **args)
+    fabric.set_device(fdids[DRIVE], state="available")
+    fabric.forget_borrow(fdids[DRIVE2], errno.EBUSY)
+    case(MODULE, args, borrower, expect_changed=True, actions=["borrow"])
+    assert borrower.borrowed() == [fdids[DRIVE2]]
+
+
+def test_nothing_is_returned_that_this_node_did_not_borrow(fabric: Fabric) -> None:
+    borrower, fdids = make(fabric)
+    good(borrower, MODULE, fdid=fdids[DRIVE])
+    fabric.forget_borrow(fdids[DRIVE], errno.EBUSY)
+    borrower.lose_ledger()
+    mark = borrower.mark()
+    assert bad(borrower, MODULE, fdid=fdids[DRIVE], timeout=0).says("EBUSY")
+    assert borrower.changing(mark) == [f"borrow {fdids[DRIVE]}"]
+
+
+def test_what_somebody_else_has_got_meanwhile_is_tried_once(fabric: Fabric) -> None:
+    borrower, fdids = make(fabric)
+    good(borrower, MODULE, fdid=fdids[DRIVE])
+    fabric.forget_borrow(fdids[DRIVE], errno.EBUSY)
+    fabric.lent_to(fdids[DRIVE], 99)
+    mark = borrower.mark()
+    assert bad(borrower, MODULE, fdid=fdids[DRIVE], timeout=1).says("EBUSY", "of node 4")
+    assert borrower.changing(mark).count(f"return {fdids[DRIVE]}") == 1
+    assert fabric.borrowers(fdids[DRIVE]) == [99]
+    mark = borrower.mark()
+    bad(borrower, MODULE, fdid=fdids[DRIVE], timeout=0)  # it was returned: there is nothing of ours any more
+    assert borrower.changing(mark) == [f"borrow {fdids[DRIVE]}"]
+
+
+def out_of_reach(borrower: Node, fdid: str) -> None:
+    for command in ("show", "get-vdev", "borrow", "return"):
+        borrower.rule(command, "exit", arg=fdid, exit=errno.EIO, err="no answer")
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_what_is_out_of_reach_is_neither_returned_nor_replaced(fabric: Fabric, listed: bool) -> None:
+    borrower, fdids = make(fabric)
+    args = {"devices": [{"label": "data", "select": DRIVES, "count": 2}]}
+    good(borrower, MODULE, **args)
+    mine = borrower.borrowed()
+    assert fdids[FAR] not in mine
+    fdid = mine[0]
+    out_of_reach(borrower, fdid)
+    if not listed:
+        fabric.set_device(fdid, hidden_until=10**9)
+    mark = borrower.mark()
+    check = good(borrower, MODULE, check=True, timeout=1, **args)
+    assert check["pending"]
+    result = bad(borrower, MODULE, timeout=1, **args)
+    assert result.says(fdid, "EIO", "node 8 cannot reach node 4")
+    assert result["errors"][0]["label"] == "data"
+    assert borrower.changing(mark) == []
+    # It comes back as it was, also to a run that finds it in doubt no more.
+    borrower.no_rules()
+    fabric.set_device(fdid, hidden_until=0)
+    settled(MODULE, args, borrower)
+    assert borrower.borrowed() == mine
+
+
+def test_a_return_of_what_is_out_of_reach(fabric: Fabric) -> None:
+    borrower, fdids = make(fabric)
+    good(borrower, MODULE, fdid=fdids[DRIVE], label="data")
+    out_of_reach(borrower, fdids[DRIVE])
+    mark = borrower.mark()
+    for check in (True, False):
+        for args in ({"label": "data"}, {"fdid": fdids[DRIVE]}, {"select": {"node_id": 4}}):
+            result = bad(borrower, MODULE, check=check, state="returned", **args)
+            assert result.says(fdids[DRIVE], "EIO", "node 8 cannot reach node 4")
+    assert borrower.changing(mark) == []
+    result = bad(borrower, MODULE, state="returned", label="data", force=True)  # it is tried at least
+    assert result["errors"][0]["label"] == "data"
+    assert borrower.changing(mark) == [f"return {fdids[DRIVE]}"]
+    borrower.no_rules()
+    case(MODULE, {"state": "returned", "label": "data"}, borrower, expect_changed=True, actions=["return"], again=False)
+
+
+def test_a_return_of_what_the_lender_forgot(fabric: Fabric) -> None:
+    borrower, fdids = make(fabric)
+    good(borrower, MODULE, fdid=fdids[DRIVE], label="data")
+    fabric.forget_borrow(fdids[DRIVE], errno.EIO, errno.EIO)
+    args = {"state": "returned", "label": "data"}
+    case(MODULE, args, borrower, expect_changed=True, actions=["return"], again=False)
+    assert good(borrower, MODULE, **args)["devices"] == []
+
+
+def test_errors_name_the_label(fabric: Fabric) -> None:
+    borrower, fdids = make(fabric)
+    claims = [{"label": "many", "select": DRIVES, "count": 5}, {"fdid": "99999"}]
+    result = bad(borrower, MODULE, devices=claims, timeout=0)
+    assert [error["label"] for error in result["errors"]] == ["many", None]
+    result = good(borrower, MODULE, fdid=fdids[DRIVE], label="data")
+    borrower.mount(os.path.basename(result["devices"][0]["device_nodes"][-1]), "/srv")
+    result = bad(borrower, MODULE, select={"node_id": 4}, state="returned")
+    assert [error["label"] for error in result["errors"]] == ["data"]
 
 
 @pytest.mark.parametrize("how", ["EIO", "garbage", "vanish"])

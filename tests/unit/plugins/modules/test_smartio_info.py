@@ -128,6 +128,38 @@ def test_a_device_that_cannot_be_shown(fabric: Fabric, two_quirks: Dict[str, Any
     assert set(fdids.values()) - {fdids[FAR]} <= set(shown(result))
 
 
+def test_what_is_borrowed_is_listed_though_its_lender_is_out_of_reach(fabric: Fabric) -> None:
+    node, fdids = make(fabric)
+    good(node, "smartio_borrow", fdid=fdids[FAR], label="far")
+    good(node, "smartio_borrow", fdid=fdids[DRIVE])
+    for command in ("show", "get-vdev"):
+        node.rule(command, "exit", arg=fdids[FAR], exit=5)
+    fabric.set_device(fdids[FAR], hidden_until=10**9)
+    result = good(node, MODULE, borrowed=True)
+    rows = {device["fdid"]: device for device in result["devices"]}
+    assert {fdid: row["borrowed"] for fdid, row in rows.items()} == {
+        fdids[DRIVE]: True,
+        fdids[DRIVE2]: False,
+        fdids[GPU]: False,
+        fdids[FAR]: None,
+    }
+    far = rows[fdids[FAR]]
+    assert (far["label"], far["state"], far["vdev"], far["name"]) == ("far", None, None, None)
+    assert "node 8 cannot reach node 12" in far["error"]
+    assert shown(good(node, MODULE, borrowed=True, fdids=[fdids[FAR]])) == [fdids[FAR]]
+    assert shown(good(node, MODULE)) == sorted(fdids[bdf] for bdf in (DRIVE, DRIVE2, GPU))
+
+
+def test_what_is_remembered(fabric: Fabric) -> None:
+    """Also of a device whose lender is not there any more."""
+    node, fdids = make(fabric)
+    good(node, "smartio_borrow", devices=[{"fdid": fdids[GPU], "label": "cuda"}, {"fdid": fdids[FAR]}])
+    fabric.set_device(fdids[GPU], hidden_until=10**6)
+    result = good(node, MODULE, fdids=[])
+    assert result["borrowed"] == [{"fdid": fdids[GPU], "label": "cuda"}, {"fdid": fdids[FAR], "label": None}]
+    assert result["devices"] == []
+
+
 def test_without_a_tool(fabric: Fabric) -> None:
     node = fabric.node(8)
     node.tool.unlink()

@@ -35,7 +35,7 @@ NOBODY = 65534
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("programs")
-    bundle.write(str(folder))
+    bundle.CPLANED.write(str(folder))
     return folder
 
 
@@ -354,7 +354,7 @@ def test_many_servers_are_one_task(lab: Lab, in_use: str) -> None:
         ({"controllers": [EMU], "server": "homi"}, ["emulated"]),
         ({"controllers": [EMU], "backend": "upcie"}, ["backend"]),
         ({"controllers": [EMU, "0000:81:00.0"]}, ["0000:81:00.0"]),
-        ({"controllers": ["0000:81:00.0"], "server": "native"}, ["emulated controllers only"]),
+        ({"controllers": ["ffff:fe:1f.7"], "server": "native"}, ["ffff:fe:1f.7: there is no such PCI device"]),
         ({"servers": [{"cplane_id": 7}, {"cplane_id": 7}]}, ["named twice"]),
         ({"controllers": [EMU], "timeout": "nan"}, ["timeout"]),
         ({"controllers": [EMU], "drain_timeout": "inf"}, ["drain_timeout"]),

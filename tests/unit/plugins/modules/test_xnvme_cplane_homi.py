@@ -23,7 +23,7 @@ DRIVE, DRIVE2 = "0000:81:00.0", "0000:82:00.0"
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("programs")
-    bundle.write(str(folder))
+    bundle.CPLANED.write(str(folder))
     return folder
 
 

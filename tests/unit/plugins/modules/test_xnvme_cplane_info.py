@@ -20,7 +20,7 @@ DRIVES = [f"0000:{bus:02x}:00.0" for bus in range(1, 21)]
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("programs")
-    bundle.write(str(folder))
+    bundle.CPLANED.write(str(folder))
     return folder
 
 

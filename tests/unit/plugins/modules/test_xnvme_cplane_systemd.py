@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Iterator, List
 
 import pytest
-from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import bundle
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import bundle, serving
 from ansible_collections.iofabric.sharing.tests.unit.plugins.modules.cplane.lab import EMU, Lab, alive
 
 SYSTEMCTL = """\
@@ -36,10 +36,11 @@ if verb == "start":
         server = subprocess.Popen(words, stdout=journal, stderr=journal, stdin=subprocess.DEVNULL, close_fds=True)
     open(pid_file, "w").write(str(server.pid))
 elif verb == "show":
-    print(pid)
+    print("MainPID=" + str(pid))
+    print(os.environ.get("SHOWN", "ActiveState=active" if pid else "ActiveState=inactive"))
 elif verb == "reload":
     os.kill(pid, signal.SIGHUP)
-elif verb == "stop":
+elif verb == "stop" and pid:
     os.kill(pid, signal.SIGTERM)
     while os.path.exists(f"/proc/{pid}") and open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] not in "ZX":
         time.sleep(0.01)
@@ -75,7 +76,7 @@ class Units(Lab):
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("programs")
-    bundle.write(str(folder))
+    bundle.CPLANED.write(str(folder))
     return folder
 
 
@@ -131,3 +132,56 @@ def test_a_server_that_is_not_the_units_is_not_what_was_started(lab: Units) -> N
     lab.bad("did not serve the wanted controllers", controllers=[EMU], timeout=1.5)
     assert lab.served() is None
     assert [path.name for path in lab.state.iterdir()] == ["lock"]
+
+
+@pytest.fixture
+def waiting(lab: Units) -> Units:
+    """The unit tries to start a server since the host came up, and the devices are not there."""
+    lab.state.mkdir()
+    record = {"kind": "auto", "manager": "systemd", "controllers": [], "uris": [], "backend": None, "heap_size": None}
+    record["access"] = {"socket_mode": "0660", "socket_group": None, "allow_uids": []}
+    record.update(program="", written=["claim:scratch"])
+    (lab.state / "7.json").write_text(json.dumps(record))
+    lab.env["SHOWN"] = "ActiveState=activating\nStatusText=nothing is borrowed under the label 'scratch'"
+    return lab
+
+
+def test_a_unit_that_waits_is_told_and_stopped(waiting: Units) -> None:
+    (found,) = waiting.info(cplane_ids=[7])["servers"]
+    assert (found["alive"], found["error"]) == (False, "nothing is borrowed under the label 'scratch'")
+    check = waiting.good(True, state="stopped")
+    assert (check.changed, check["server"]["action"]) == (True, "stop")
+    stopped = waiting.good(state="stopped")
+    assert stopped["diff"] == check["diff"]
+    assert (stopped["server"]["action"], waiting.calls()) == ("stop", ["stop"])
+    assert [path.name for path in waiting.state.iterdir()] == ["lock"]
+    del waiting.env["SHOWN"]
+    assert not waiting.good(state="stopped").changed
+
+
+@pytest.mark.parametrize("manager", ["auto", "process"])
+def test_a_unit_that_waits_is_no_obstacle(waiting: Units, manager: str) -> None:
+    check = waiting.good(True, controllers=[EMU], manager=manager)
+    assert check["server"]["action"] == "stop, start"
+    waiting.env["SHOWN"] = "ActiveState=activating"
+    started = waiting.good(controllers=[EMU], manager=manager)
+    assert (started["server"]["action"], started["server"]["alive"]) == ("stop, start", True)
+    assert waiting.calls() == (["stop", "start"] if manager == "auto" else ["stop"])
+    del waiting.env["SHOWN"]
+    assert not waiting.good(controllers=[EMU], manager=manager).changed
+
+
+def test_another_unit_waits_for_an_idle_server(lab: Units, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = lab.good(controllers=[EMU])["server"]
+    monkeypatch.setattr(serving, "unit_digest", lambda cplane_id: f"another one for {cplane_id}")
+    with lab.client():
+        pending = lab.cycle("none", controllers=[EMU])
+        assert (pending["restart_pending"], pending["pid"]) == (True, started["pid"])
+    lab.cycle("stop, start", controllers=[EMU])
+
+
+def test_a_claim_is_remembered_as_it_was_written(lab: Units) -> None:
+    lab.good(controllers=[EMU], socket_group="0")
+    record = json.loads((lab.state / "7.json").read_text())
+    assert (record["written"], record["controllers"], record["uris"]) == ([EMU], [EMU], ["ffff:be:08.3"])
+    assert record["places"] == {"program": lab.program, "socket_dir": str(lab.sockets)}

@@ -195,11 +195,21 @@ def test_auto(tmp_path: Path) -> None:
     assert choose_kind(REAL, Have(), programs(tmp_path, True)) == "homi"
 
 
+def test_the_native_server_over_real_controllers_must_be_named(tmp_path: Path) -> None:
+    """Once it runs, it is kept."""
+    assert choose_kind(replace(REAL, server="native"), Have(), programs(tmp_path, True)) == "native"
+    mixed = replace(WANTED, controllers=("0000:81:00.0", "emu:a"), server="native")
+    assert choose_kind(mixed, Have(), programs(tmp_path, True)) == "native"
+    running = Have(pid=PROCESS.pid, process=PROCESS, record=RECORD)
+    assert choose_kind(REAL, running, programs(tmp_path, True)) == "native"
+    assert choose_kind(REAL, replace(running, pid=PROCESS.pid + 1), programs(tmp_path, True)) == "homi"
+    assert choose_kind(REAL, replace(running, record=replace(RECORD, kind="homi")), programs(tmp_path, True)) == "homi"
+
+
 @pytest.mark.parametrize(
     ("one", "words"),
     [
         (replace(WANTED, server="homi"), "emulated"),
-        (replace(REAL, server="native"), "0000:81:00.0"),
         (replace(WANTED, controllers=("0000:81:00.0", "emu:a")), "0000:81:00.0"),
     ],
 )

@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Any, List
 
 import pytest
-from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import managers
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import managers, units
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.deciding import Means, record_of
 from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.errors import (
     ConfigError,
     CplaneError,
     NotYet,
     UnsafePath,
 )
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.have import Access
 from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.holders import Held, held_by, listens_alone
 from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.program import ProgramPlace
 from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.wanted import Wanted
@@ -45,12 +47,15 @@ def test_the_folder_is_the_systems_or_the_users_own(monkeypatch: pytest.MonkeyPa
 
 def test_a_record_survives_and_garbage_does_not(tmp_path: Path) -> None:
     registry = managers.Registry(str(tmp_path))
-    record = managers.record_of(WANTED, "native", "process", PROGRAMS)
+    record = record_of(WANTED, Means("native", "process", "digest", Access(0o660, 0), "", {"socket_dir": "/s"}))
     registry.save(7, record)
     assert registry.load(7) == record
     assert json.loads((tmp_path / "7.settings.json").read_text()) == record.access
-    for text in ("", "[]", "{}", "{", json.dumps({**vars(record), "uris": None}), json.dumps({**vars(record), "x": 1})):
+    for text in ("", "[]", "{}", "{", json.dumps({**vars(record), "x": 1})):
         (tmp_path / "7.json").write_text(text)
+        assert registry.load(7) is None
+    for name in ("controllers", "uris", "written", "access", "places"):
+        (tmp_path / "7.json").write_text(json.dumps({**vars(record), name: None}))
         assert registry.load(7) is None
     registry.forget(7)
     assert list(tmp_path.iterdir()) == []
@@ -115,7 +120,7 @@ with open(os.environ["CALLS"], "a") as log:
     log.write(json.dumps(sys.argv[1:]) + "\\n")
 words = [word for word in sys.argv[1:] if not word.startswith("-")]
 if words[0] == "show":
-    print(os.environ["MAIN_PID"])
+    print(os.environ["SHOWN"])
 if words[0] in os.environ.get("FAILS", "").split():
     print("Job for it failed", file=sys.stderr)
     sys.exit(1)
@@ -131,7 +136,7 @@ class Systemctl:
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
         monkeypatch.setenv("CALLS", str(self.log))
-        monkeypatch.setenv("MAIN_PID", "0")
+        monkeypatch.setenv("SHOWN", "MainPID=0\nActiveState=inactive\nStatusText=")
 
     def calls(self) -> List[List[str]]:
         return [json.loads(line) for line in self.log.read_text().splitlines()]
@@ -166,10 +171,69 @@ def test_a_unit_that_does_not_stop_is_killed_only_by_force(
 
 def test_the_units_process_is_its_main_one(systemctl: Systemctl, monkeypatch: pytest.MonkeyPatch) -> None:
     assert managers.SystemdManager.process(7) is None
-    monkeypatch.setenv("MAIN_PID", str(os.getpid()))
+    monkeypatch.setenv("SHOWN", f"MainPID={os.getpid()}\nActiveState=active")
     found = managers.SystemdManager.process(7)
     assert found is not None
     assert found.pid == os.getpid()
+
+
+def test_what_a_unit_says_of_itself_is_read(systemctl: Systemctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert managers.SystemdManager.state(7) == units.UnitState()
+    monkeypatch.setenv("SHOWN", "StatusText=waiting: a = b\nActiveState=activating\nMainPID=0")
+    assert managers.SystemdManager.state(7) == units.UnitState(None, True, "waiting: a = b")
+    for text in ("", "MainPID=\nActiveState=failed", "MainPID=x"):
+        monkeypatch.setenv("SHOWN", text)
+        assert managers.SystemdManager.state(7) == units.UnitState()
+
+
+def test_a_unit_that_does_not_start_says_why(
+    systemctl: Systemctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = managers.SystemdManager(managers.Registry(str(tmp_path)), PROGRAMS)
+    monkeypatch.setenv("FAILS", "start")
+    with pytest.raises(CplaneError, match=r"\A'systemctl start xnvme-cplane@7\.service' failed: Job for it failed"):
+        manager.start(WANTED, "homi", 5)
+    monkeypatch.setenv("SHOWN", "StatusText=nothing is borrowed under the label 'x'")
+    with pytest.raises(CplaneError, match=r"\Acontrol plane 7: nothing is borrowed .*'x'; see 'journ"):
+        manager.start(WANTED, "homi", 5)
+
+
+def test_another_unit_file_or_drop_in_is_another_unit(tmp_path: Path) -> None:
+    etc, run, lib = (tmp_path / name for name in ("etc", "run", "lib"))
+    folders = [str(etc), str(run), str(lib)]
+    assert units.unit_digest(7, folders) == ""
+    (run / "xnvme-cplane@7.service.d").mkdir(parents=True)
+    (run / "xnvme-cplane@7.service.d" / "x.conf").write_text("[Service]\nLimitMEMLOCK=0\n")
+    assert units.unit_digest(7, folders) == ""
+    seen = {""}
+
+    def is_new(cplane_id: int = 7) -> bool:
+        digest = units.unit_digest(cplane_id, folders)
+        assert digest == units.unit_digest(cplane_id, folders)
+        new = digest not in seen
+        seen.add(digest)
+        return new
+
+    lib.mkdir()
+    (lib / "xnvme-cplane@.service").write_text("# managed\n[Service]\nExecStart=/bin/true\n")
+    assert is_new()
+    assert is_new(8)
+    (lib / "xnvme-cplane@.service").write_text("; by somebody\n\n[Service]\n  ExecStart=/bin/true")
+    assert not is_new()
+    etc.mkdir()
+    (etc / "xnvme-cplane@.service").write_text("[Service]\nExecStart=/bin/false\n")
+    assert is_new()
+    (etc / "xnvme-cplane@.service.d").mkdir()
+    (etc / "xnvme-cplane@.service.d" / "a.conf").write_text("[Service]\nNice=5\n")
+    assert is_new()
+    assert is_new(8)
+    (etc / "xnvme-cplane@7.service.d").mkdir()
+    (etc / "xnvme-cplane@7.service.d" / "x.conf").write_text("[Service]\nLimitMEMLOCK=infinity\n")
+    assert is_new()
+    assert not is_new(8)
+    (etc / "xnvme-cplane@7.service").write_text("[Service]\nExecStart=/bin/cat\n")
+    assert is_new()
+    assert not is_new(8)
 
 
 def test_without_systemctl_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Optional
+from unittest import mock
 
 import pytest
 from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import preflight, server
@@ -71,3 +72,21 @@ def test_one_file_under_two_names_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(4096))
     with pytest.raises(ConfigError, match="another controller"):
         preflight.check_startable([f"emu:a?path={tmp_path}/file", f"emu:b?path={tmp_path}/link"], None)
+
+
+@pytest.mark.parametrize(("flags", "words"), [(0, "by this user"), (os.ST_RDONLY, "ReadWritePaths=")])
+def test_a_read_only_place_is_told_from_one_of_somebody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: int, words: str
+) -> None:
+    (tmp_path / "file").write_bytes(bytes(4096))
+    monkeypatch.setattr(os, "access", lambda *_unused, **_options: False)
+    monkeypatch.setattr(os, "statvfs", lambda _path: mock.Mock(f_flag=flags))
+    for text in (f"emu:a?path={tmp_path}/file", f"emu:a?path={tmp_path}/new&size=4096"):
+        with pytest.raises(ConfigError, match=words):
+            preflight.check_startable([text], None)
+
+
+def test_real_controllers_are_looked_at() -> None:
+    """Before a server that serves something else is taken away for them."""
+    with pytest.raises(ConfigError, match=r"ffff:fe:1f\.7: there is no such PCI device"):
+        preflight.check_startable(["emu:a", "ffff:fe:1f.7"], None)

@@ -10,8 +10,9 @@ import os
 from pathlib import Path
 
 import pytest
-from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.errors import CplaneError, NotYet
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.errors import NotYet
 from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.program import NAME, ProgramPlace, program_dir
+from ansible_collections.iofabric.sharing.plugins.module_utils._plan import SharingError
 
 DATA = b"the program"
 DIGEST = hashlib.sha256(DATA).hexdigest()
@@ -58,7 +59,7 @@ def test_a_given_program_is_run_as_it_is(tmp_path: Path, source: str) -> None:
 
 
 def test_without_ansible_it_must_be_there(tmp_path: Path) -> None:
-    with pytest.raises(CplaneError, match="'program'"):
+    with pytest.raises(SharingError, match="through Ansible"):
         ProgramPlace(None, str(tmp_path), None, None).check()
 
 
@@ -68,24 +69,24 @@ def test_what_others_can_change_is_refused(tmp_path: Path, source: str) -> None:
     place = ProgramPlace(None, str(folder), DIGEST, source)
     path = Path(place.install())
     path.chmod(0o777)
-    with pytest.raises(CplaneError, match="program_dir"):
+    with pytest.raises(SharingError, match="program_dir"):
         place.install()
     path.chmod(0o755)
     folder.chmod(0o777)
-    with pytest.raises(CplaneError, match="program_dir"):
+    with pytest.raises(SharingError, match="program_dir"):
         place.install()
     folder.chmod(0o755)
     if os.geteuid() == 0:
         os.chown(path, 65534, 65534)
-        with pytest.raises(CplaneError, match="another user"):
+        with pytest.raises(SharingError, match="another user"):
             place.install()
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, source: str) -> None:
     folder = tmp_path / "programs"
     (folder / NAME).mkdir(parents=True)
-    with pytest.raises(CplaneError, match="make room"):
+    with pytest.raises(SharingError, match="make room"):
         ProgramPlace(None, str(folder), DIGEST, source).install()
     (tmp_path / "file").touch()
-    with pytest.raises(CplaneError, match="cannot put"):
+    with pytest.raises(SharingError, match="cannot put"):
         ProgramPlace(None, str(tmp_path / "file" / "x"), DIGEST, source).install()

@@ -162,7 +162,7 @@ def test_command_lines_that_are_wrong(arguments: List[str], capsys: pytest.Captu
     [
         (["emu:a?size=1"], "size=1"),
         (["emu:a", "emu:a"], "named twice"),
-        (["0000:81:00.0"], "emulated controllers only"),
+        (["ffff:fe:1f.7"], "there is no such PCI device"),
         (["emu:a", "--heap-size", "4096"], "too small"),
         (["emu:a", "--socket-group", "no such group"], "no group"),
         (["emu:a", "--settings", "/proc/nowhere"], "settings"),
@@ -188,34 +188,37 @@ def test_servers_that_cannot_start(start: Callable[..., Any], tmp_path: Path, ar
 def test_the_version_is_the_collections() -> None:
     """It is in the name of the packed server."""
     assert yaml.safe_load((ROOT / "galaxy.yml").read_text())["version"] == VERSION
-    assert f"xnvme-cplaned-{VERSION}.pyz" == bundle.NAME
+    assert f"xnvme-cplaned-{VERSION}.pyz" == bundle.CPLANED.name
 
 
 def test_the_same_sources_give_the_same_bytes(tmp_path: Path) -> None:
     """Whatever the times, modes and umask."""
-    first = bundle.write(str(tmp_path))
+    first = bundle.CPLANED.write(str(tmp_path))
     data = Path(first).read_bytes()
-    assert bundle.build() == data
+    assert bundle.CPLANED.build() == data
     copy = tmp_path / "elsewhere" / "module_utils"
-    (copy / "_cplane").mkdir(parents=True)
     package = Path(bundle.__file__).parent
-    for source in (package.parent / "_plan.py", *package.glob("*.py")):
-        (copy / source.relative_to(package.parent)).write_bytes(source.read_bytes())
+    for source in (*package.parent.glob("_*.py"), *package.glob("*.py"), *(package.parent / "_pci").glob("*.py")):
+        place = copy / source.relative_to(package.parent)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(source.read_bytes())
     for path in copy.rglob("*.py"):
         os.utime(path, (10**9, 10**9))
         path.chmod(0o600)
-    script = "import os; os.umask(0o077); from module_utils._cplane import bundle; print(bundle.digest(), end='')"
+    script = (
+        "import os; os.umask(0o077); from module_utils._cplane import bundle; print(bundle.CPLANED.digest(), end='')"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=copy.parent, stdout=subprocess.PIPE, text=True, check=True, timeout=60
     )
-    assert done.stdout == bundle.digest()
+    assert done.stdout == bundle.CPLANED.digest()
     assert stat.S_IMODE(os.stat(first).st_mode) == 0o755
-    assert sorted(name for name in os.listdir(tmp_path) if "pyz" in name) == [bundle.NAME]
+    assert sorted(name for name in os.listdir(tmp_path) if "pyz" in name) == [bundle.CPLANED.name]
 
 
 def test_the_packed_server_is_complete(tmp_path: Path) -> None:
     """It needs nothing beside it, and contains nothing that it does not need."""
-    path = bundle.write(str(tmp_path))
+    path = bundle.CPLANED.write(str(tmp_path))
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         assert names == sorted(names)

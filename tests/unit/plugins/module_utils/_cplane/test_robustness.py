@@ -9,11 +9,13 @@ import contextlib
 import errno
 import json
 import os
+import re
 import resource
 import shutil
 import signal
 import socket
 import struct
+import sys
 import time
 from pathlib import Path
 from typing import Any, Callable, Iterator, List, Tuple
@@ -1015,15 +1017,42 @@ def test_the_socket_is_not_open_to_everybody(start: Callable[..., Any]) -> None:
 def test_the_service_manager_is_told(
     start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """READY when clients can connect, STOPPING at the end."""
+    """READY when clients can connect, RELOADING and READY again around new settings, STOPPING at the end."""
+    settings = tmp_path / "settings.json"
+    settings.write_text("{}")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.settimeout(10)
         manager.bind(str(tmp_path / "notify"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        server = start("emu:a")
+        server = start("emu:a", arguments=("--settings", str(settings)))
         assert manager.recv(100) == b"READY=1"
+        for text in ('{"socket_mode": "0600"}', '{"socket_mode": "0999"}', "{"):
+            settings.write_text(text)
+            before = time.monotonic_ns() // 1000
+            server.process.send_signal(signal.SIGHUP)
+            began = re.fullmatch(rb"RELOADING=1\nMONOTONIC_USEC=([0-9]+)", manager.recv(100))
+            assert began and before <= int(began.group(1)) <= time.monotonic_ns() // 1000
+            assert manager.recv(100) == b"READY=1"
+            assert os.stat(server.path).st_mode & 0o777 == 0o600
         server.stop()
         assert manager.recv(100) == b"STOPPING=1"
+
+
+def test_the_service_manager_is_told_why_a_start_failed(
+    start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the process ends: the descriptor of the barrier comes last."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.settimeout(10)
+        manager.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        server = start("ffff:fe:1f.7", wait=False)
+        assert b"STATUS=ffff:fe:1f.7: there is no such PCI device on this host" in manager.recv(1000)
+        data, rights, _flags, _address = manager.recvmsg(100, socket.CMSG_SPACE(4))
+        assert (data, len(rights)) == (b"BARRIER=1", 1)
+        assert server.process.poll() is None
+        os.close(int.from_bytes(rights[0][2], sys.byteorder))
+        assert server.process.wait(10) == 1
 
 
 def test_data_in_a_file_lasts(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import errno
-from typing import List, Optional
+from typing import List
 
 import pytest
 from ansible_collections.iofabric.sharing.plugins.module_utils._plan import SharingError
@@ -77,25 +77,6 @@ def test_a_message_is_one_printable_sentence(status: int, command: List[str], ou
     assert message.isprintable()
     assert errno_name(status) in message
     assert not message.endswith(".")
-
-
-@pytest.mark.parametrize(
-    ("status", "done"),
-    [
-        (errno.EEXIST, True),
-        (errno.EALREADY, True),
-        (errno.EISCONN, True),
-        (errno.EBUSY, False),
-        (errno.ENODEV, False),
-        (1, False),
-        (255, False),
-        (None, False),
-        (-9, False),
-        (-errno.EEXIST, False),
-    ],
-)
-def test_says_done(status: Optional[int], done: bool) -> None:
-    assert ToolError("x", ["tool"], status, "").says_done is done
 
 
 @pytest.mark.parametrize(

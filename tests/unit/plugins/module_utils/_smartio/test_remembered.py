@@ -40,7 +40,7 @@ NODES = st.builds(Connection, st.integers(0, 20), st.integers(0, 1))
 
 def test_connections() -> None:
     plan = plan_connections([Connection(8, 0), Connection(12, 1), Connection(8, 0)], [(8, 0), (12, 0)], False)
-    assert commands(plan) == [("connect", (12, 1))]
+    assert commands(plan) == [("connect", (Connection(12, 1),))]
     assert [(item.name, item.before, item.after) for item in plan.items] == [
         ("node 8 (adapter 0)", "connected", "connected"),
         ("node 12 (adapter 1)", "not known to be connected", "connected"),
@@ -48,7 +48,7 @@ def test_connections() -> None:
 
 
 def test_reconnect() -> None:
-    assert commands(plan_connections([Connection(8, 0)], [(8, 0)], True)) == [("connect", (8, 0))]
+    assert commands(plan_connections([Connection(8, 0)], [(8, 0)], True)) == [("connect", (Connection(8, 0),))]
 
 
 @given(st.lists(NODES, max_size=6), st.lists(st.tuples(st.integers(0, 20), st.integers(0, 1)), max_size=6))

@@ -71,7 +71,7 @@ def test_command_line_of_get_vdev(recorder: Recorders) -> None:
 @CHANGING
 def test_it_is_so_already(script: Script, words: str, call: Callable[[SmartioTool], object], status: int) -> None:
     result = call(make(script(f"exit {status}")))
-    assert result in (None, Borrowed(None, None))
+    assert result in (None, Borrowed(None, None, already=True))
 
 
 @pytest.mark.parametrize("status", [17, 106, 114])
@@ -149,7 +149,13 @@ def test_a_question_is_named(script: Script, body: str) -> None:
         make(script(body)).available(BDF, bound=False)
 
 
-@pytest.mark.parametrize("body", ["echo 'no such device'; exit 19", "exit 16", "echo 'maybe/now' >&2; exit 5"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        *("echo 'no such device'; exit 19", "exit 16", "echo 'maybe/now' >&2; exit 5"),
+        *("echo 'smartio_tool: error:'; exit 5", "echo 'device [busy]'; exit 16", "echo 'gone (y)'; exit 19"),
+    ],
+)
 def test_no_question(script: Script, body: str) -> None:
     with pytest.raises(ToolError) as caught:
         make(script(body)).available(BDF, bound=False)
@@ -166,6 +172,59 @@ def test_the_prompt_reads_the_end_of_file(recorder: Recorders) -> None:
 def test_a_hang_has_its_limit(script: Script) -> None:
     with pytest.raises(ToolError, match=r"did not end within 0\.2 seconds"):
         make(script("exec sleep 300"), limit=0.2).list()
+
+
+TWO_CARDS = "echo 'Card 1 - NodeId:  8'; echo 'Card 2 - NodeId:  9'"
+
+
+@pytest.mark.parametrize(
+    ("cards", "call", "words"),
+    [
+        ("echo 'Card 1 - NodeId:  8'", lambda tool: tool.borrow("48100", None), "node 8 cannot reach node 4 (to go by"),
+        ("echo 'Card 1 - NodeId:  8'", lambda tool: tool.give_back("48100"), "the id 48100); check that"),
+        ("exit 1", lambda tool: tool.lspci("48100"), "this node cannot reach node 4 ("),
+        (TWO_CARDS, lambda tool: tool.show("48100"), "this node (ids 8, 9) cannot reach node 4 ("),
+        (TWO_CARDS, lambda tool: tool.connect(12, 1), "node 9 cannot reach node 12; check"),
+        (TWO_CARDS, lambda tool: tool.connect(12, 2), "this node cannot reach node 12; check"),
+        (TWO_CARDS, lambda tool: tool.scan(72, 0), "node 8 cannot reach node 72; check"),
+        (TWO_CARDS, lambda tool: tool.show("81"), "cannot reach the node that owns 81; check"),
+        (
+            TWO_CARDS,
+            lambda tool: tool.enable_p2p("48100", "80600", 2),
+            "node 4 (to go by the id 48100) or node 8 (",
+        ),
+        (
+            TWO_CARDS,
+            lambda tool: tool.disable_p2p("48100", "48200", 2),
+            "48100) or node 4 (to go by the id 48200)",
+        ),
+        (TWO_CARDS, lambda tool: tool.list(), "EIO (5), cannot reach the other node; check"),
+        (TWO_CARDS, lambda tool: tool.add(BDF), "EIO (5), cannot reach the other node; check"),
+    ],
+)
+def test_eio_names_both_nodes(script: Script, cards: str, call: Callable[[SmartioTool], object], words: str) -> None:
+    script(cards, "dis_config")
+    with pytest.raises(ToolError) as caught:
+        call(make(script("exit 5")))
+    assert words in caught.value.message
+    assert "EIO (5), " in caught.value.message
+
+
+def test_eio_names_the_owner_that_show_told(script: Script) -> None:
+    tool = make(script("[ $1 = show ] && echo 'NodeId: 24' || exit 5"))
+    tool.show("48100")
+    with pytest.raises(ToolError, match=r"EIO \(5\), this node cannot reach node 24; check"):
+        tool.borrow("48100", None)
+
+
+def test_a_device_that_may_be_here(script: Script) -> None:
+    """get-vdev that cannot reach the owner is no answer."""
+    tool = make(script("exit 5"))
+    assert tool.get_vdev("48100") is None
+    assert "cannot reach node 4" in tool.unanswered["48100"].message
+    tool.path = script("exit 19", "gone")
+    assert tool.get_vdev("48100") is None
+    assert tool.unanswered == {}
 
 
 def test_the_kernel_log_is_asked_about_the_things_of_the_command_only(script: Script) -> None:

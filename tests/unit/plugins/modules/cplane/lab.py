@@ -68,7 +68,7 @@ class Lab:
         self.sockets.mkdir(mode=0o755)
         self.home = folder / "home"
         self.home.mkdir()
-        self.program = str(programs / bundle.NAME)
+        self.program = str(programs / bundle.CPLANED.name)
         self.homi_log = folder / "homi.log"
         self.homi = folder / "homi"
         script = shlex.join([sys.executable, str(HERE / "fake_homi.py")])

@@ -50,6 +50,7 @@ DEFAULTS: Dict[str, Any] = {
     "transparent": [],  # hardware that scan finds
     "parameters": ["autoborrow_transparent", "verbose"],
     "dis_config": "works",
+    "disinfo": {},  # host -> the node id that is printed (text), or an exit status
     "rules": [],  # faults, see rule()
 }
 
@@ -226,6 +227,17 @@ class Fabric:
             device = state["devices"][fdid]
             device["borrowers"][str(node_id)] = {"hardware": device["hardware"], "from": 0, "fdid": fdid}
 
+    def forget_borrow(self, fdid: str, status: int, vdev_status: int = 0) -> None:
+        """The lender was restarted, and lends the device again. Its borrower still holds it, dead, until it returns it.
+
+        ``status`` is what borrow answers there, ``vdev_status`` what get-vdev does (0: as for any other device).
+        """
+        with self.edit() as state:
+            device = state["devices"][fdid]
+            ((node, held),) = device["borrowers"].items()
+            device["dead"] = {node: {**held, "status": status, "vdev_status": vdev_status}}
+            device["borrowers"] = {}
+
     def close(self) -> None:
         for node in self.nodes.values():
             node.end_hung()
@@ -266,7 +278,7 @@ class Node:
             f"#!{python} -IS\nimport sys\nsys.path.insert(0, {str(library)!r})\nimport smartio_stub\n"
             f"sys.exit(smartio_stub.main({str(self.tool.parent)!r}))\n"
         )
-        for name in ("smartio_tool", "dis_config"):
+        for name in ("smartio_tool", "dis_config", "disinfo"):
             path = self.tool.parent / name
             path.write_text(launcher)
             path.chmod(0o755)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the iofabric.sharing contributors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A stand-in for ``smartio_tool`` and ``dis_config``, written from the manual page alone, for tests.
+"""A stand-in for ``smartio_tool``, ``dis_config`` and ``disinfo``, written from the manual page alone, for tests.
 
 All nodes of a fabric share one state file; every node has a folder with its own copy of the two commands and a
 ``stub.json`` with its node id and its quirks (``node.DEFAULTS`` lists them). Every call is logged before anything
@@ -431,6 +431,8 @@ class Tool:
         fdid, device = self.find(args[0])
         if not self.reachable(device["owner"]) and device["owner"] != self.me:
             raise Exit(EIO, "Unable to communicate with the lender")
+        if str(self.me) in device.get("dead", {}):
+            raise Exit(device["dead"][str(self.me)]["status"], "Device is dead")
         if str(self.me) in device["borrowers"]:
             self.repeated("borrow", EALREADY)
         elif device["state"] != "available" or device["borrowers"] or device.get("word"):
@@ -469,9 +471,10 @@ class Tool:
 
     def give_back(self, args: List[str]) -> None:
         _fdid, device = self.find(one(args))
-        if str(self.me) not in device["borrowers"]:
+        held = device.get("dead", {}).pop(str(self.me), None) or device["borrowers"].pop(str(self.me), None)
+        if held is None:
             raise Exit(EINVAL, "Device is not borrowed")
-        vdev = device["borrowers"].pop(str(self.me))["hardware"]
+        vdev = held["hardware"]
         self.state["p2p"] = [pair for pair in self.state["p2p"] if pair[0] != self.me or one(args) not in pair]
         if self.config["vdev_sysfs"]:
             fakefs.remove_device(self.config["sysfs"], self.config["dev"], vdev)
@@ -479,6 +482,8 @@ class Tool:
     def get_vdev(self, args: List[str]) -> None:
         absent = self.config["get_vdev_absent"]
         _fdid, device = self.find(one(args))
+        if device.get("dead", {}).get(str(self.me), {}).get("vdev_status"):
+            raise Exit(device["dead"][str(self.me)]["vdev_status"], "Device is dead")
         mine = device["borrowers"].get(str(self.me))
         if mine is None or mine["from"] > self.now:
             raise Exit(absent["exit"], absent["text"])
@@ -644,6 +649,16 @@ def dis_config(config: Dict[str, Any], args: List[str]) -> None:
     say(f"Card {config['adapter'] + 1} - NodeId:  {config['node_id']}")
 
 
+def disinfo(config: Dict[str, Any], args: List[str]) -> None:
+    """The table of hosts is the fabric's; ``disinfo`` (a quirk) is what it prints for a host, or an exit status."""
+    if args[:2] != ["get-nodeid", "-hostname"] or len(args) != 3:
+        raise Exit(1, "usage: disinfo get-nodeid -hostname <hostname>")
+    answer = config["disinfo"].get(args[2], 2)
+    if isinstance(answer, int):
+        raise Exit(answer, f"unknown host {args[2]}")
+    say(answer)
+
+
 CONFIG: Dict[str, Any] = {}
 
 
@@ -653,7 +668,7 @@ def main(folder: str) -> int:
     name = os.path.basename(sys.argv[0])
     log_call(CONFIG, [name, *sys.argv[1:]])
     try:
-        {"smartio_tool": smartio_tool, "dis_config": dis_config}[name](CONFIG, sys.argv[1:])
+        {"smartio_tool": smartio_tool, "dis_config": dis_config, "disinfo": disinfo}[name](CONFIG, sys.argv[1:])
     except Exit as end:
         sys.stdout.flush()
         if end.text:
