@@ -148,7 +148,7 @@ def mount_of(path: str, mounts: Iterable[Mount]) -> Optional[Mount]:
 
 
 def nvidia_number(proc: str, bdf: str) -> str:
-    """Number ("major:minor") of the node of a GPU that its vendor's driver has, which sysfs does not tell; or ``""``."""
+    """Number ("major:minor") of a GPU's node where its vendor's driver has it, which sysfs does not tell; or ``""``."""
     text = _read_or_empty(os.path.join(proc, "driver/nvidia/gpus", bdf, "information"))
     found = re.search(r"^Device Minor:\s*([0-9]+)$", text, re.MULTILINE)
     return f"{_NVIDIA}:{found.group(1)}" if found else ""
