@@ -31,21 +31,10 @@ options:
     default: present
   connections:
     description:
-      - Nodes that this one connected to, as returned by M(iofabric.sharing.smartio_connect).
+      - Nodes that this one connected to, each with C(node_id) and C(adapter), as M(iofabric.sharing.smartio_connect)
+        takes and returns them. One that could not be reached does not count.
     type: list
     elements: dict
-    suboptions:
-      node_id:
-        description: Id of the node.
-        type: int
-        required: true
-      adapter:
-        description: Number of the local adapter.
-        type: int
-        default: 0
-      action:
-        description: As returned by M(iofabric.sharing.smartio_connect). Not used.
-        type: str
   sriov:
     description:
       - Virtual functions of physical functions of this host.
@@ -272,7 +261,7 @@ def main() -> None:
             **ARGUMENTS,
             "path": {"type": "path", "default": PATH},
             "state": {"type": "str", "choices": [PRESENT, ABSENT], "default": PRESENT},
-            "connections": entries(node_id={**number, **needed}, adapter={**number, "default": 0}, action=text),
+            "connections": rows,
             "sriov": entries(bdf={"type": "raw", **needed}, numvfs={**number, "default": 0}),
             "lent": rows,
             "errors": rows,

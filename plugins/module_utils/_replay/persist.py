@@ -57,7 +57,7 @@ def request_from(params: Mapping[str, Any], check: bool) -> Request:
     kept = [row for row in borrowed if row.get("action") != "return" and _is_recorded(row, params["state"], check)]
     pending = len(lent) < len(params["lent"] or ()) or any(_is_pending(row) for row in borrowed)
     failed = {str(error.get("element")) for error in params["errors"] or ()}
-    connections = [_entry(Connection, one, "connections") for one in params["connections"] or ()]
+    connections = [_connection(row) for row in params["connections"] or () if _is_connected(row)]
     change = Change(
         places=Places(**{name: params[name] for name in ARGUMENTS}),
         connections=tuple(one for one in connections if str(one) not in failed),
@@ -105,6 +105,15 @@ def _entry(kind: Type[Entry], data: Mapping[str, Any], where: str) -> Entry:
         return store.read_entry(kind, given, where)
     except ValueError as error:
         raise SharingError(f"{error}; correct it") from None
+
+
+def _is_connected(row: Mapping[str, Any]) -> bool:
+    """Whether a row is about a node that is connected; a row without a state is what a person wrote."""
+    return bool(row.get("state", "connected") == "connected")
+
+
+def _connection(row: Mapping[str, Any]) -> Connection:
+    return _entry(Connection, {**row, "adapter": row.get("adapter") or 0}, "connections")
 
 
 def _sriov(data: Mapping[str, Any]) -> SriovEntry:

@@ -8,15 +8,19 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 from typing import Callable, Dict, List, Optional, Sequence
 
-from .._notify import notify
 from .._plan import SharingError
-from . import store
+from . import drift, store
+from .replay import RUN_DIR, Replay, Setting, hold_reason
+from .store import Sharing
+from .units import Systemd
 
-RUN_DIR = "/run/iofabric"
-HOLD = "hold"
+
+class _Terminated(BaseException):
+    """SIGTERM arrived. What runs is ended on the way out, and nothing is left half written."""
 
 
 def say(text: str) -> None:
@@ -25,36 +29,35 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def hold_reason(run_dir: str) -> Optional[str]:
-    """Why nothing is to be replayed: the text of the hold file, or that there is one; None without one."""
-    path = os.path.join(run_dir, HOLD)
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.readline(200).strip() or f"{path} exists"
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        return f"{path} cannot be read: {error.strerror}"
-
-
 def _replay(options: argparse.Namespace) -> int:
-    reason = hold_reason(options.run_dir)
-    if reason is not None:
-        say(f"nothing is replayed, on hold: {reason}")
-    else:
-        store.read(options.file)
-    notify("READY=1")
-    return 0
+    def terminate(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise _Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        return Replay(Setting(options.file, options.run_dir, options.again), Systemd(), say).run()
+    except _Terminated:
+        # The service manager, or whoever asks, shall see that it was the signal.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return 128 + signal.SIGTERM
 
 
 def _check(options: argparse.Namespace) -> int:
-    store.read(options.file)
+    for line in drift.check(_read(options), Systemd(), options.run_dir, hold_reason(options.run_dir) or ""):
+        say(line)
     return 0
 
 
 def _status(options: argparse.Namespace) -> int:
-    say(store.to_text(store.read(options.file) or store.Sharing()))
+    for line in drift.describe(_read(options), Systemd(), options.run_dir, hold_reason(options.run_dir) or ""):
+        say(line)
     return 0
+
+
+def _read(options: argparse.Namespace) -> Sharing:
+    return store.read(options.file) or Sharing()
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -65,26 +68,27 @@ def _serve(options: argparse.Namespace) -> int:
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="iofabric-sharing", description=__doc__)
-    parser.add_argument("--file", default=store.PATH, help="what is recorded (default: %(default)s)")
-    parser.add_argument("--run-dir", default=RUN_DIR, help="the folder of the hold file (default: %(default)s)")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("replay", help="do again what was granted to this host")
-    commands.add_parser("check", help="report what is recorded and not there")
-    commands.add_parser("status", help="the same for people")
-    serve = commands.add_parser("serve", help="be a control plane's server")
-    serve.add_argument("id", help="the control plane's id")
-    serve.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    return parser
-
-
 _COMMANDS: Dict[str, Callable[[argparse.Namespace], int]] = {
     "replay": _replay,
     "check": _check,
     "status": _status,
     "serve": _serve,
 }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="iofabric-sharing", description=__doc__)
+    parser.add_argument("--file", default=store.PATH, help="what is recorded (default: %(default)s)")
+    parser.add_argument("--run-dir", default=RUN_DIR, help="the folder of hold and progress (default: %(default)s)")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    replay = commands.add_parser("replay", help="do again what was granted to this host, once a boot")
+    replay.add_argument("--again", action="store_true", help="also what was done in this boot already")
+    commands.add_parser("check", help="report what is recorded and not there")
+    commands.add_parser("status", help="list what is recorded, and whether it is there")
+    serve = commands.add_parser("serve", help="be a control plane's server")
+    serve.add_argument("id", help="the control plane's id")
+    serve.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:

@@ -16,26 +16,28 @@ from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set,
 
 from .._pci import usage
 from .._plan import Action, Item, Outcome, Plan, Report, SharingError
-from .claims import Claim, Fabric, Share, claim_from, matching, meant, misfit, share_out, shortfall, told_of
-from .errors import DONE_ALREADY, ToolError
+from .claims import Claim, Fabric, Share, claim_from, matching, meant, misfit, share_out, shortfall, told_of, why_not
+from .errors import DONE_ALREADY, TRY_LATER, ToolError
 from .host import Host, NodeResource, Places
 from .ledger import Ledger
 from .model import Borrowed, FabricDevice
 from .pool import Pool
 from .wishes import elements_of
 
-# A candidate that answers with one of these may be had later: busy, its node not reachable, or not in the pool yet.
-_TRY_LATER = frozenset((errno.EBUSY, errno.EIO, errno.ENODEV, errno.EAGAIN))
 # What a borrow may answer where this node still holds what its lender, which was restarted, has forgotten.
 _STALE = frozenset((errno.EBUSY, errno.EIO)) | DONE_ALREADY
 
 
 @dataclass(frozen=True)
 class Options:
-    """How far a run may go; see the module's documentation."""
+    """How far a run may go; see the module's documentation.
+
+    ``partial``: take what there is in one pass, and keep it though a claim falls short.
+    """
 
     wait_for: str = "driver"
     force: bool = False
+    partial: bool = False
 
 
 def observe(host: Host, claims: Sequence[Claim], ledger: Ledger, pool: Pool, force: bool) -> Fabric:
@@ -75,15 +77,15 @@ def _to_ask(share: Share) -> List[str]:
 class Borrowing:
     """One run that fills claims on one node."""
 
-    def __init__(self, host: Host, claims: Sequence[Claim], options: Options) -> None:
+    def __init__(self, host: Host, claims: Sequence[Claim], options: Options, pool: Optional[Pool] = None) -> None:
         self._host = host
         self._claims = claims
         self._options = options
-        self._pool: Optional[Pool] = None
+        self._pool = pool
         self._fabric = Fabric({}, {}, {}, {})
         self._taken: Set[str] = set()
         self._drivers: Dict[str, Optional[str]] = {}
-        self._tried: Dict[str, str] = {}
+        self._tried: Dict[str, SharingError] = {}
         self._hopeless: Set[str] = set()
         self._busy: Set[str] = set()
         self._had: Optional[FrozenSet[str]] = None
@@ -101,11 +103,16 @@ class Borrowing:
                 if check:
                     return self._predict(shares, self._fabric)
                 self._fill(shares, self._fabric, ledger)
+                last = last or self._options.partial
                 if last or not any(self._worth_waiting(share, self._fabric) for share in shares):
                     report = self._give_back_partial(shares, self._fabric, ledger)
                     break
         self._wait(shares, self._fabric, report)
         return self._report(shares, self._fabric, report)
+
+    def trouble(self, fdid: str) -> SharingError:
+        """Why a device that is claimed has not been borrowed, after a run."""
+        return self._tried.get(fdid) or SharingError(why_not(fdid, self._fabric))
 
     def _observe(self, ledger: Ledger) -> None:
         """Look at the pool. Once something was taken, a look that fails leaves the last one: nothing may be lost."""
@@ -148,10 +155,11 @@ class Borrowing:
             done = self._heal_and_borrow(fdid, share.claim, ledger)
         except ToolError as error:
             owner = fabric.shown[fdid].node_id if fdid in fabric.shown else None
-            self._tried[fdid] = f"{fdid}{'' if owner is None else f' of node {owner}'}: {error.message}"
+            whose = "" if owner is None else f" of node {owner}"
+            self._tried[fdid] = SharingError(f"{fdid}{whose}: {error.message}", **error.details)
             if error.errno == errno.EBUSY:
                 self._busy.add(fdid)
-            if error.errno not in _TRY_LATER:
+            if error.errno not in TRY_LATER:
                 self._hopeless.add(fdid)
             return False
         if done is not None:
@@ -165,7 +173,7 @@ class Borrowing:
                 fabric.vdevs[fdid] = vdev
                 self._remember(fdid, share.claim, ledger)
                 return True
-        self._tried[fdid] = (
+        self._tried[fdid] = SharingError(
             f"{fdid}: 'smartio_tool borrow' succeeded, but 'smartio_tool get-vdev' does not print a virtual device"
         )
         return False
@@ -177,7 +185,7 @@ class Borrowing:
         """
         while True:
             try:
-                done = self._host.tool.borrow(fdid, claim.dma_window)
+                done = self._host.tool.borrow(fdid, claim.window(fdid))
             except ToolError as error:
                 if self._vdev(fdid):
                     return None
@@ -229,10 +237,14 @@ class Borrowing:
         report = Report({})
         for share in shares:
             if share.misfits:
-                report.errors.append(told_of(share.claim, misfit(share)))
+                error = misfit(share)
+                report.errors.append(told_of(share.claim, error))
+                self._tried.update(dict.fromkeys(share.candidates, error))
             elif not share.filled:
-                report.errors.append(told_of(share.claim, shortfall(share.claim, share.kept, fabric, self._tried)))
-        keep = {fdid for share in shares if share.filled and not share.misfits for fdid in share.kept}
+                tried = {fdid: error.message for fdid, error in self._tried.items()}
+                report.errors.append(told_of(share.claim, shortfall(share.claim, share.kept, fabric, tried)))
+        filled = [share for share in shares if (share.filled or self._options.partial) and not share.misfits]
+        keep = {fdid for share in filled for fdid in share.kept}
         for fdid in sorted(self._taken - keep):
             try:
                 self._host.tool.give_back(fdid)
@@ -299,7 +311,8 @@ class Borrowing:
 
     def _report(self, shares: Sequence[Share], fabric: Fabric, report: Report) -> Report:
         if any(share.claim.count is None for share in shares):
-            report.warnings += [f"left out, since it is busy: {self._tried[fdid]}" for fdid in sorted(self._busy)]
+            reasons = [self._tried[fdid].message for fdid in sorted(self._busy)]
+            report.warnings += [f"left out, since it is busy: {reason}" for reason in reasons]
         rows = [row for share in shares for row in self._rows(share, fabric, [])]
         report.results["devices"] = rows
         _add_diff(report, rows)

@@ -87,6 +87,10 @@ class Claim:
     count: Optional[int] = 1
     dma_window: Optional[str] = None
 
+    def window(self, _fdid: str) -> Optional[str]:
+        """The size of the DMA window that a device is borrowed with."""
+        return self.dma_window
+
 
 def claim_from(element: Mapping[str, Any]) -> Claim:
     """A claim from a module call's element."""

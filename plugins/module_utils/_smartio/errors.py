@@ -17,6 +17,9 @@ from .._plan import SharingError
 # The thing was so already: nobody knows what the tool answers then, these are the codes that can only mean it.
 DONE_ALREADY = frozenset((errno.EEXIST, errno.EALREADY, errno.EISCONN))
 
+# Who answers with one of these may do better later: busy, a node out of reach, a device that is not in the pool yet.
+TRY_LATER = frozenset((errno.EBUSY, errno.EIO, errno.ENODEV, errno.EAGAIN))
+
 _MEANINGS = {
     errno.EIO: "cannot reach the other node",
     errno.EBUSY: "the device is busy or not available",

@@ -95,6 +95,16 @@ class LedgerStore:
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return Ledger()
 
+    def written_for(self) -> Optional[Stamp]:
+        """The boot and module load that the file is about, whether they are over or not; None without one."""
+        try:
+            with open(self._open_ledger(), encoding="utf-8") as file:
+                data = json.load(file)
+            inode, ctime = data["module"]
+            return Stamp(_text(data["boot_id"]), (_int(inode), _int(ctime)))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return None
+
     def _open_ledger(self) -> int:
         # What is not a plain file could block for ever.
         fd = os.open(os.path.join(self.state_dir, _FILE), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
