@@ -58,6 +58,9 @@ Host *
   StrictHostKeyChecking no
   UserKnownHostsFile /dev/null
   LogLevel ERROR
+  # A connection that is kept open must notice that its host lost power.
+  ServerAliveInterval 5
+  ServerAliveCountMax 3
 """
 
 _ACTIONS = """\
