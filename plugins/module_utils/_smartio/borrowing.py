@@ -241,8 +241,8 @@ class Borrowing:
                 report.errors.append(told_of(share.claim, error))
                 self._tried.update(dict.fromkeys(share.candidates, error))
             elif not share.filled:
-                short = shortfall(share.claim, share.kept, fabric, {fdid: e.message for fdid, e in self._tried.items()})
-                report.errors.append(told_of(share.claim, short))
+                tried = {fdid: error.message for fdid, error in self._tried.items()}
+                report.errors.append(told_of(share.claim, shortfall(share.claim, share.kept, fabric, tried)))
         filled = [share for share in shares if (share.filled or self._options.partial) and not share.misfits]
         keep = {fdid for share in filled for fdid in share.kept}
         for fdid in sorted(self._taken - keep):
