@@ -36,6 +36,8 @@ DRIVE, DRIVE2 = "0000:81:00.0", "0000:82:00.0"
 URI = "ffff:be:08.3"
 SERVE = f"import sys; from {launch.__name__} import main; sys.exit(main(sys.argv[1:]))"
 TRY_AGAIN, NOTHING = 75, 78
+PATIENCE = 90.0
+"""Seconds for what takes one: others may want the machine, too."""
 
 
 class Manager:
@@ -61,13 +63,13 @@ class Manager:
 
     def hears(self, words: str) -> None:
         """The next thing that is said."""
-        said = self.said.get(timeout=20)
+        said = self.said.get(timeout=PATIENCE)
         assert words in said, f"{words!r} expected, not {said!r}"
 
     def close(self) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
             sock.sendto(b"end", self.path)
-        self._thread.join(10)
+        self._thread.join(PATIENCE)
         self._sock.close()
 
 
@@ -104,7 +106,7 @@ class Unit:
         journal = io.StringIO()
         with mock.patch.dict(os.environ, self.environment), contextlib.redirect_stderr(journal):
             assert launch.main([cplane_id, "--config", str(self.config), *arguments]) == status
-        said = self.manager.said.get(timeout=20)
+        said = self.manager.said.get(timeout=PATIENCE)
         assert said == f"STATUS={journal.getvalue()[:-1]}"
         for word in words:
             assert word in said
@@ -115,7 +117,7 @@ class Unit:
 
     def stop(self, started: subprocess.Popen[bytes]) -> None:
         started.send_signal(signal.SIGTERM)
-        assert started.wait(10) == 0, self.errors.read_text()
+        assert started.wait(PATIENCE) == 0, self.errors.read_text()
 
     def close(self) -> None:
         for started in self._started:
@@ -300,7 +302,7 @@ def test_the_helper_does_not_outlive_a_server_that_dies_while_starting(unit: Uni
     )
     unit.record(DRIVE)
     started = unit.start()
-    wait_for(lambda: helpers.exists() and helpers.read_text().strip())
+    wait_for(lambda: helpers.exists() and helpers.read_text().strip(), PATIENCE)
     token = f"NOTIFY_SOCKET={unit.manager.path}".encode()
 
     def others() -> List[int]:
@@ -316,10 +318,10 @@ def test_the_helper_does_not_outlive_a_server_that_dies_while_starting(unit: Uni
             return Path(f"/proc/{pid}/cmdline").read_bytes()
         return b""
 
-    assert len(wait_for(others)) == 1
+    assert len(wait_for(others, PATIENCE)) == 1
     (tmp_path / "go").touch()
-    assert started.wait(20) == 3
-    wait_for(lambda: not others())
+    assert started.wait(PATIENCE) == 3
+    wait_for(lambda: not others(), PATIENCE)
     assert unit.manager.said.empty()
 
 
@@ -329,7 +331,7 @@ def test_a_server_that_lists_other_controllers_is_not_ready(unit: Unit, tmp_path
     real = unit.lab.homi.read_text().splitlines()[1]
     unit.lab.homi.write_text(f'#!/bin/sh\n[ "$2" = {DRIVE} ] && set -- "$1" {DRIVE2} "$3" "$4"\n{real}\n')
     started = unit.start()
-    wait_for(unit.lab.served)
+    wait_for(unit.lab.served, PATIENCE)
     assert served(unit) == [DRIVE2]
     with pytest.raises(queue.Empty):
         unit.manager.said.get(timeout=1)
@@ -379,7 +381,7 @@ def test_a_start_that_waits_can_be_stopped(unit: Unit, borrower: Node) -> None:
     started = unit.start()
     unit.manager.hears("STATUS=")
     started.send_signal(signal.SIGTERM)
-    assert started.wait(10) == -signal.SIGTERM
+    assert started.wait(PATIENCE) == -signal.SIGTERM
 
 
 def test_a_claim_of_which_a_part_is_back_waits_for_the_rest(unit: Unit, borrower: Node) -> None:
