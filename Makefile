@@ -79,6 +79,7 @@ test-hosts: prepare-hosts $(VENV_HOSTS)/hosts.stamp $(COLLECTION) ## boot Debian
 	@mkdir -p .build/home
 	$(VENV_HOSTS)/bin/python -m pytest -q tests/hosts/test_lab.py
 	$(IN_LAB) python -m pytest -q tests/hosts/test_hosts.py
+	$(IN_LAB) python -m pytest -q tests/hosts/test_roles.py
 	$(IN_LAB) molecule test $(SCENARIO)
 
 # First of all, since it is what tells that this machine cannot do it.

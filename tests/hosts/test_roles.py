@@ -151,6 +151,8 @@ class Run:
             "ANSIBLE_SSH_CONTROL_PATH_DIR": "/run/iofabric-hosts/ssh",
             "HOST_RECORD": str(record),
         }
+        if "--limit" in arguments:  # the software nodes are there already
+            arguments = (*arguments, "--tags", "lender,borrower")
         words = [str(PLAYBOOK), "-i", str(folder / "inventory.json"), str(folder / "site.json"), *arguments]
         done = subprocess.run(
             [*words, "-e", json.dumps(variables)], env=env, capture_output=True, text=True, timeout=600, check=False
