@@ -199,7 +199,7 @@ def parse_ranges(info: bytes) -> List[Tuple[int, int]]:
             start = place + _CAP_HEADER.size
             count, _reserved = _RANGES.unpack_from(info, start)
             start += _RANGES.size
-            return [(first, last) for first, last in _RANGE.iter_unpack(info[start : start + count * _RANGE.size])]
+            return list(_RANGE.iter_unpack(info[start : start + count * _RANGE.size]))
         place = after
     return [(0, _MSI_WINDOW - 1)]
 

@@ -183,9 +183,10 @@ def is_same_device(one: BorrowedEntry, other: BorrowedEntry) -> bool:
 
 def _borrowed(entries: Sequence[BorrowedEntry], change: Change) -> Tuple[BorrowedEntry, ...]:
     new = [_completed(one, entries, change) for one in change.borrowed]
-    fresh = _upsert(
-        [one for one in entries if not any(is_same_device(one, gone) for gone in change.returned)], new, is_same_device
-    )
+    # What was returned and borrowed again keeps its place.
+    gone = [one for one in change.returned if not any(is_same_device(one, other) for other in new)]
+    left = [one for one in entries if not any(is_same_device(one, other) for other in gone)]
+    fresh = _upsert(left, new, is_same_device)
     granted = set(new)
     return tuple(one for one in fresh if one in granted or one.label not in change.claims)
 

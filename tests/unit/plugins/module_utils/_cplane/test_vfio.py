@@ -112,7 +112,7 @@ def test_devices_that_cannot_be_opened(
         host.node(name)
     with pytest.raises(CplaneError) as caught:
         vfio.check_device(BDF, host.places)
-    assert type(caught.value) is kind
+    assert isinstance(caught.value, kind) and caught.value.__class__ is kind
     assert words in caught.value.message
     assert BDF in caught.value.message
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import pytest
 from ansible_collections.iofabric.sharing.plugins.module_utils._pci import bounded
@@ -380,7 +380,7 @@ DRIVERS = st.sampled_from(["nvme", "vfio-pci", "uio_pci_generic"])
 
 
 @st.composite
-def nodes(draw: Callable[..., Any]) -> Dict[str, Bound]:
+def nodes(draw: st.DrawFn) -> Dict[str, Bound]:
     made = {}
     for bdf in NAMES:
         driver = draw(st.none() | DRIVERS)
