@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import List
+from typing import List, Optional
 
 from ansible_collections.iofabric.sharing.plugins.module_utils._replay.merge import Change, forget, remember
 from ansible_collections.iofabric.sharing.plugins.module_utils._replay.store import (
@@ -28,15 +28,21 @@ A, B, C = "0000:81:00.0", "0000:82:00.0", "0000:83:00.0"
 BDFS = st.sampled_from([A, B, C])
 SERIALS = st.sampled_from([None, "S1", "S2"])
 LENT = st.builds(LentEntry, BDFS, st.sampled_from(["available", "unavailable"]), SERIALS)
-BORROWED = st.builds(
-    BorrowedEntry,
-    fdid=st.sampled_from(["48100", "48200", "48300"]),
-    label=st.sampled_from([None, "scratch", "cuda"]),
-    node_id=st.sampled_from([4, 8]),
-    bdf=BDFS,
-    uuid=st.sampled_from([None, "u1", "u2"]),
-    serial=SERIALS,
-)
+
+
+def told(number: int, label: Optional[str], uuid: bool, serial: bool) -> BorrowedEntry:
+    """One of three devices, as a tool that tells less or more of it does."""
+    return BorrowedEntry(
+        fdid=f"48{number}00",
+        label=label,
+        node_id=4,
+        bdf=(A, B, C)[number - 1],
+        uuid=f"u{number}" if uuid else None,
+        serial=f"S{number}" if serial else None,
+    )
+
+
+BORROWED = st.builds(told, st.integers(1, 3), st.sampled_from([None, "scratch", "cuda"]), st.booleans(), st.booleans())
 CHANGES = st.builds(
     Change,
     connections=st.lists(st.builds(Connection, st.integers(4, 6), st.integers(0, 1)), max_size=3).map(tuple),
