@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import CodeType
     from typing import Callable
 
-_FOLDER = "/run/compiled"
+_FOLDER = "/compiled"
 _compile: Callable[[str, bytes], CodeType] = getattr(zipimport, "_compile_source")  # noqa: B009 - no type knows it
 
 
