@@ -13,8 +13,8 @@ SANITY_PYTHON ?=
 PYTEST_WORKERS ?= auto
 # What is handed to pytest in addition, for instance PYTEST_ARGS='-k borrow'.
 PYTEST_ARGS ?=
-# Which Molecule scenario `make test-hosts` runs, as -s NAME; all of them by default.
-SCENARIO ?= --all
+# Which Molecule scenario `make test-hosts` runs: -s default, -s faults (reboots, cut links, drain), or --all.
+SCENARIO ?= -s default
 # Where the root file systems of the test hosts are kept.
 HOSTS_DIR ?= $(CURDIR)/.build/hosts
 export HOSTS_DIR
@@ -51,7 +51,7 @@ export ANSIBLE_ASYNC_DIR := $(CURDIR)/.build/ansible/async
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/.build/collections
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.build/hypothesis
 
-.PHONY: help demo test lint sanity test-hosts prepare-hosts test-vm prepare-vm clean FORCE
+.PHONY: help demo test lint sanity test-hosts test-roles prepare-hosts test-vm prepare-vm clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -79,12 +79,15 @@ test-hosts: prepare-hosts $(VENV_HOSTS)/hosts.stamp $(COLLECTION) ## boot Debian
 	@mkdir -p .build/home
 	$(VENV_HOSTS)/bin/python -m pytest -q tests/hosts/test_lab.py
 	$(IN_LAB) python -m pytest -q tests/hosts/test_hosts.py
-	$(IN_LAB) python -m pytest -q tests/hosts/test_roles.py
 	$(IN_LAB) molecule test $(SCENARIO)
 
 # First of all, since it is what tells that this machine cannot do it.
 prepare-hosts: .build/python
 	"$$(head -n 1 .build/python)" -B tests/hosts/hosts.py prepare
+
+test-roles: prepare-hosts $(VENV_HOSTS)/hosts.stamp $(COLLECTION) ## run the roles lender and borrower with many inventories on Debian hosts, as root
+	@mkdir -p .build/home
+	$(IN_LAB) python -m pytest -q tests/hosts/test_roles.py
 
 test-vm: prepare-vm $(VENV)/dev.stamp $(COLLECTION) ## boot guests with NVMe controllers and run the modules in them
 	$(VENV)/bin/python -m pytest tests/vm -ra $(PYTEST_ARGS)
