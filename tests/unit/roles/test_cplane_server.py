@@ -202,6 +202,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> List[Dict[str, Any]]:
     (folder / "ansible.cfg").touch()
     env = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
     env.update(ANSIBLE_CONFIG=str(folder / "ansible.cfg"), HOME=str(folder), ANSIBLE_HOME=str(folder), LC_ALL="C.UTF-8")
+    env["ANSIBLE_REMOTE_TEMP"] = str(folder / "tmp")  # the user may have no home folder
     command = [sys.executable, "-m", "ansible", "playbook", "-i", "localhost,", str(folder / "play.yml")]
     done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
