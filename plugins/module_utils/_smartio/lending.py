@@ -239,6 +239,8 @@ class Lending:
         """The wanted devices before anything is done to them; forgets what ``outweigh`` says does not hold."""
         wanted = {target.bdf: target.state for target in targets}
         devices = self._observe(list(wanted), pool, ledger)
+        for bdf, used in usage.observe(list(wanted), self._host.sysfs, self._host.proc).items():
+            devices[bdf] = replace(devices[bdf], reasons=used.reasons, never=used.never)
         before = {bdf: outweigh(device, wanted[bdf], self._options) for bdf, device in devices.items()}
         for bdf in [bdf for bdf, device in devices.items() if device.lent_here and not before[bdf].lent_here]:
             del ledger.available[bdf]
@@ -250,16 +252,14 @@ class Lending:
         return [bdf for bdf in ledger.added if bdf not in named and bdf in self._present]
 
     def _observe(self, bdfs: Sequence[str], pool: Pool, ledger: Ledger) -> Dict[str, LocalDevice]:
+        """The devices as they are, but for what uses them: to ask that of a disk that is coming up disturbs it."""
         if not bdfs:
             return {}
         local = find_local(pool, bdfs, self._present)
-        used = usage.observe(bdfs, self._host.sysfs, self._host.proc)
         return {
             bdf: LocalDevice(
                 bdf=bdf,
                 driver=self._host.sysfs.driver(bdf),
-                reasons=used[bdf].reasons,
-                never=used[bdf].never,
                 entry=local.found.get(bdf),
                 lent_here=bdf in ledger.available,
                 driver_then=ledger.available.get(bdf),
