@@ -26,6 +26,15 @@ attributes:
     description: When run twice in a row with the same arguments, the second run changes nothing.
 """
 
+    ALL = r"""
+attributes:
+  action_group:
+    support: full
+    description: Use C(group/iofabric.sharing.all) in C(module_defaults) to set defaults for all modules.
+    membership:
+      - iofabric.sharing.all
+"""
+
     SMARTIO = r"""
 attributes:
   action_group:

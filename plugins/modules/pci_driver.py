@@ -73,12 +73,7 @@ notes:
   - Does not know of SmartIO. Do not name devices that are available for borrowing.
 extends_documentation_fragment:
   - iofabric.sharing.attributes
-attributes:
-  action_group:
-    support: full
-    description: Use C(group/iofabric.sharing.all) in C(module_defaults) to set defaults for all modules.
-    membership:
-      - iofabric.sharing.all
+  - iofabric.sharing.attributes.all
 """
 
 EXAMPLES = r"""

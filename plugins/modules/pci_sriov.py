@@ -80,12 +80,7 @@ notes:
   - In check mode, where there is no sysfs yet (a software node that is not installed), the answer is C(pending).
 extends_documentation_fragment:
   - iofabric.sharing.attributes
-attributes:
-  action_group:
-    support: full
-    description: Use C(group/iofabric.sharing.all) in C(module_defaults) to set defaults for all modules.
-    membership:
-      - iofabric.sharing.all
+  - iofabric.sharing.attributes.all
 """
 
 EXAMPLES = r"""

@@ -156,18 +156,11 @@ options:
       - The folder of the program on the node. Nobody but its owner and root may be able to write it.
     type: path
     default: /usr/local/lib/iofabric
-  _program_digest:
-    description:
-      - Set by the collection's action plugin, not for playbooks. The SHA-256 of the program that the collection brings.
-    type: str
-  _program_source:
-    description:
-      - Set by the collection's action plugin, not for playbooks. Where it put that program for the taking.
-    type: path
 extends_documentation_fragment:
   - iofabric.sharing.attributes
   - iofabric.sharing.attributes.smartio
   - iofabric.sharing.smartio
+  - iofabric.sharing.program
 attributes:
   check_mode:
     support: full

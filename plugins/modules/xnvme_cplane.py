@@ -192,20 +192,13 @@ options:
       - O(iofabric.sharing.smartio_borrow#module:state_dir) of the module that borrowed under the label.
     type: path
     default: /run/smartio
-  _program_digest:
-    description:
-      - Set by the collection's action plugin, not for playbooks. The SHA-256 of the program that the collection brings.
-    type: str
-  _program_source:
-    description:
-      - Set by the collection's action plugin, not for playbooks. Where it put that program for the taking.
-    type: path
 notes:
   - Clients of one server can overwrite each other's queues and buffers. They are one trust domain.
   - A real controller must be bound to C(vfio-pci) before it can be served.
 extends_documentation_fragment:
   - iofabric.sharing.attributes
   - iofabric.sharing.attributes.cplane
+  - iofabric.sharing.program
 attributes:
   check_mode:
     details: What waits for clients to leave (O(drain_timeout)), for a device to be borrowed, a group to be created or a
