@@ -13,22 +13,10 @@ from pathlib import Path
 from typing import Callable, Dict, Iterator
 
 import pytest
+from inside import hosts, on
 
-PROGRAM = Path(__file__).with_name("hosts.py")
 SUITES = {"one": "bookworm", "two": "bookworm", "three": "trixie", "four": "trixie"}
 MODULES = Path(sys.executable).with_name("ansible")
-
-
-def hosts(*words: str) -> str:
-    """Runs the program under test; its output."""
-    done = subprocess.run([sys.executable, "-B", PROGRAM, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def on(name: str, command: str) -> str:
-    """Runs a command on a host; its output."""
-    return hosts("ssh", "-o", "ConnectTimeout=5", name, command).strip()
 
 
 def ansible(pattern: str, module: str) -> str:

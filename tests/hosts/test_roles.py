@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Set, Tuple
 
 import pytest
+from inside import hosts, on
 
 HERE = Path(__file__).parent
-PROGRAM = HERE / "hosts.py"
 PLAYBOOK = Path(sys.executable).with_name("ansible-playbook")
 SUITES = {"lender1": "bookworm", "lender2": "trixie", "borrower1": "bookworm", "borrower2": "trixie"}
 RECORD = "/etc/iofabric/sharing.json"
@@ -117,18 +117,6 @@ done
 END
 chmod 755 /sbin/mount.fake /etc/systemd/system-generators/systemd-fstab-generator
 """
-
-
-def hosts(*words: str) -> str:
-    """Run the program of the lab; its output."""
-    done = subprocess.run([sys.executable, "-B", PROGRAM, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def on(name: str, command: str) -> str:
-    """Run a command on a host; its output."""
-    return hosts("ssh", "-o", "ConnectTimeout=5", name, command).strip()
 
 
 def recorded(name: str) -> Dict[str, Any]:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
 import pytest
+from ansible_collections.iofabric.sharing.tests.unit.ansible_env import ansible_env
 
 COLLECTION = Path(__file__).resolve().parents[3]
 PLAYBOOKS = COLLECTION / "playbooks"
@@ -26,7 +26,6 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """Runs a playbook over an inventory of hosts that are all this machine."""
-    (tmp_path / "ansible.cfg").touch()
 
     def runs(playbook: str, groups: Json, *words: str, **variables: Any) -> subprocess.CompletedProcess[str]:
         everybody: Json = {"vars": {"ansible_connection": "local"}, "children": {}, "hosts": {}}
@@ -34,16 +33,7 @@ def run(tmp_path: Path) -> Run:
             target = everybody if group == "ungrouped" else everybody["children"].setdefault(group, {})
             target["hosts"] = hosts if isinstance(hosts, dict) else {host: {} for host in hosts}
         (tmp_path / "inventory.json").write_text(json.dumps({"all": everybody}))
-        env = {
-            "PATH": os.environ.get("PATH", os.defpath),
-            "HOME": str(tmp_path),
-            "LC_ALL": "C.UTF-8",
-            "ANSIBLE_CONFIG": str(tmp_path / "ansible.cfg"),
-            "ANSIBLE_HOME": str(tmp_path / "ansible"),
-            "ANSIBLE_COLLECTIONS_PATH": str(COLLECTION / ".build" / "collections"),
-            "ANSIBLE_DEVEL_WARNING": "false",
-            "ANSIBLE_NOCOLOR": "true",
-        }
+        env = ansible_env(tmp_path, ANSIBLE_DEVEL_WARNING="false", ANSIBLE_NOCOLOR="true")
         command = [str(ANSIBLE), "-i", str(tmp_path / "inventory.json"), playbook, *words]
         command += ["-e", json.dumps({"ansible_python_interpreter": sys.executable, **variables})]
         return subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, timeout=300, check=False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 import yaml
+from ansible_collections.iofabric.sharing.tests.unit.ansible_env import ansible_env
 
 ROLE = Path(__file__).resolve().parents[3] / "roles" / "cplane_server"
 
@@ -199,10 +199,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> List[Dict[str, Any]]:
         "tasks": [note, {"name": "Tell", "ansible.builtin.copy": content}],
     }
     (folder / "play.yml").write_text(yaml.safe_dump([play]))
-    (folder / "ansible.cfg").touch()
-    env = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
-    env.update(ANSIBLE_CONFIG=str(folder / "ansible.cfg"), HOME=str(folder), ANSIBLE_HOME=str(folder), LC_ALL="C.UTF-8")
-    env["ANSIBLE_REMOTE_TEMP"] = str(folder / "tmp")  # the user may have no home folder
+    env = ansible_env(folder)
     command = [sys.executable, "-m", "ansible", "playbook", "-i", "localhost,", str(folder / "play.yml")]
     done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Dict
 
 import pytest
+from ansible_collections.iofabric.sharing.tests.unit.ansible_env import ansible_env
 
 pytestmark = pytest.mark.xdist_group("role-variables")  # run the playbook once, not once a worker
 
@@ -199,17 +199,12 @@ def _told(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Dict[str, Any]]
     folder = tmp_path_factory.mktemp("variables")
     (folder / "inventory.json").write_text(json.dumps({"all": {"children": GROUPS}}))
     (folder / "play.json").write_text(json.dumps(PLAYS))
-    (folder / "ansible.cfg").touch()
-    env = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")},
-        "HOME": str(folder),
-        "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
-        "ANSIBLE_HOME": str(folder),
-        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".build/collections"),
-        "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "tests/hosts/callback"),
-        "ANSIBLE_CALLBACKS_ENABLED": "host_record",
-        "HOST_RECORD": str(folder / "record.json"),
-    }
+    env = ansible_env(
+        folder,
+        ANSIBLE_CALLBACK_PLUGINS=str(ROOT / "tests/hosts/callback"),
+        ANSIBLE_CALLBACKS_ENABLED="host_record",
+        HOST_RECORD=str(folder / "record.json"),
+    )
     words = ["playbook", "-i", "inventory.json", "play.json", "--skip-tags", "passed_over"]
     command = [sys.executable, "-m", "ansible", *words]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)

@@ -7,31 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Dict
 
 from ansible_collections.iofabric.sharing.plugins.module_utils._replay.bundle import SHARING
-
-COLLECTIONS = Path(__file__).resolve().parents[4] / ".build" / "collections"
+from ansible_collections.iofabric.sharing.tests.unit.ansible_env import ansible_env
 
 
 def persist(folder: Path, *options: str, **args: Any) -> Dict[str, Any]:
     """Run the module on this machine, with folders of its own; what it answered, which is no failure."""
-    (folder / "ansible.cfg").touch()
-    env = {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "HOME": str(folder),
-        "LC_ALL": "C.UTF-8",
-        "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
-        "ANSIBLE_HOME": str(folder / "ansible"),
-        "ANSIBLE_REMOTE_TEMP": str(folder / "remote"),
-        "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
-        "ANSIBLE_LOAD_CALLBACK_PLUGINS": "1",
-        "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.minimal",
-    }
+    env = ansible_env(folder, ANSIBLE_LOAD_CALLBACK_PLUGINS="1", ANSIBLE_STDOUT_CALLBACK="ansible.builtin.minimal")
     places = {
         "path": str(folder / "etc/sharing.json"),
         "program_dir": str(folder / "lib"),

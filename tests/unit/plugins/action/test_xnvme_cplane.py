@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +14,7 @@ from typing import Any, Dict, Iterator
 
 import pytest
 from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import VERSION, bundle, process
-
-COLLECTIONS = Path(__file__).resolve().parents[4] / ".build" / "collections"
+from ansible_collections.iofabric.sharing.tests.unit.ansible_env import ansible_env
 
 
 class Node:
@@ -34,18 +32,9 @@ class Node:
             "state_dir": str(self.state),
             "program_dir": str(self.programs),
         }
-        (folder / "ansible.cfg").touch()
-        self.env = {
-            "PATH": os.environ.get("PATH", os.defpath),
-            "HOME": str(folder),
-            "LC_ALL": "C.UTF-8",
-            "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
-            "ANSIBLE_HOME": str(folder / "ansible"),
-            "ANSIBLE_REMOTE_TEMP": str(folder / "remote"),
-            "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
-            "ANSIBLE_LOAD_CALLBACK_PLUGINS": "1",
-            "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.minimal",
-        }
+        self.env = ansible_env(
+            folder, ANSIBLE_LOAD_CALLBACK_PLUGINS="1", ANSIBLE_STDOUT_CALLBACK="ansible.builtin.minimal"
+        )
 
     @property
     def program(self) -> Path:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Dict, Iterator
 
 import pytest
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import bundle
+from ansible_collections.iofabric.sharing.tests.unit.plugins.modules.cplane.lab import Lab
 from ansible_collections.iofabric.sharing.tests.unit.plugins.modules.harness import BUILDER
 from ansible_collections.iofabric.sharing.tests.unit.plugins.modules.stub.node import VARIANTS, Fabric
 
@@ -37,3 +39,19 @@ def quirks(request: pytest.FixtureRequest) -> Dict[str, Any]:
 def two_quirks(request: pytest.FixtureRequest) -> Dict[str, Any]:
     """The test runs with the two sets of quirks that differ most."""
     return dict(VARIANTS[request.param])
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the native server's program, for the tests of one file."""
+    folder = tmp_path_factory.mktemp("programs")
+    bundle.CPLANED.write(str(folder))
+    return folder
+
+
+@pytest.fixture
+def lab(tmp_path: Path, programs: Path) -> Iterator[Lab]:
+    """A machine with control planes of its own."""
+    made = Lab(tmp_path, programs)
+    yield made
+    made.close()

@@ -17,7 +17,7 @@ from typing import Any, Iterator, List
 from unittest import mock
 
 import pytest
-from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import bundle, client, managers
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import client, managers
 from ansible_collections.iofabric.sharing.tests.unit.plugins.modules.cplane.lab import (
     EMU,
     Lab,
@@ -30,20 +30,6 @@ from ansible_collections.iofabric.sharing.tests.unit.plugins.modules.harness imp
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which needs root")
 NOBODY = 65534
-
-
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("programs")
-    bundle.CPLANED.write(str(folder))
-    return folder
-
-
-@pytest.fixture
-def lab(tmp_path: Path, programs: Path) -> Iterator[Lab]:
-    made = Lab(tmp_path, programs)
-    yield made
-    made.close()
 
 
 @pytest.fixture

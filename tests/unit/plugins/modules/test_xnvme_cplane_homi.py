@@ -8,30 +8,14 @@ from __future__ import annotations
 import os
 import signal
 import stat
-from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 import pytest
-from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import bundle
 from ansible_collections.iofabric.sharing.tests.unit.plugins.modules.cplane.lab import EMU, Lab, alive, wait_for
 from ansible_collections.iofabric.sharing.tests.unit.plugins.modules.harness import good
 from ansible_collections.iofabric.sharing.tests.unit.plugins.modules.stub.node import Fabric, Node, nvme
 
 DRIVE, DRIVE2 = "0000:81:00.0", "0000:82:00.0"
-
-
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("programs")
-    bundle.CPLANED.write(str(folder))
-    return folder
-
-
-@pytest.fixture
-def lab(tmp_path: Path, programs: Path) -> Iterator[Lab]:
-    made = Lab(tmp_path, programs)
-    yield made
-    made.close()
 
 
 def mode_of(lab: Lab) -> str:

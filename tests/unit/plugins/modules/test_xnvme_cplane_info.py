@@ -7,28 +7,12 @@ from __future__ import annotations
 
 import socket
 import zlib
-from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 import pytest
-from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import bundle
 from ansible_collections.iofabric.sharing.tests.unit.plugins.modules.cplane.lab import EMU, Lab, run_here
 
 DRIVES = [f"0000:{bus:02x}:00.0" for bus in range(1, 21)]
-
-
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("programs")
-    bundle.CPLANED.write(str(folder))
-    return folder
-
-
-@pytest.fixture
-def lab(tmp_path: Path, programs: Path) -> Iterator[Lab]:
-    made = Lab(tmp_path, programs)
-    yield made
-    made.close()
 
 
 def test_a_server_that_speaks_the_table_is_told_in_full(lab: Lab) -> None:

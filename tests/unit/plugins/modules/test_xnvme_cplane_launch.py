@@ -21,7 +21,7 @@ from typing import Any, Dict, Iterator, List, Sequence
 from unittest import mock
 
 import pytest
-from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import bundle, launch, process
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import launch, process
 from ansible_collections.iofabric.sharing.tests.unit.plugins.modules.cplane.lab import (
     EMU,
     Lab,
@@ -125,13 +125,6 @@ class Unit:
                 started.kill()
             started.wait()
         self.manager.close()
-
-
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("programs")
-    bundle.CPLANED.write(str(folder))
-    return folder
 
 
 @pytest.fixture

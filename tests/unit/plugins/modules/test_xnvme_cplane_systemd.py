@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Iterator, List
 
 import pytest
-from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import bundle, serving
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import serving
 from ansible_collections.iofabric.sharing.tests.unit.plugins.modules.cplane.lab import EMU, Lab, alive
 
 SYSTEMCTL = """\
@@ -71,13 +71,6 @@ class Units(Lab):
     def calls(self) -> List[str]:
         """What changed something."""
         return [verb for verb in (self.units / "calls").read_text().split() if verb != "show"]
-
-
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("programs")
-    bundle.CPLANED.write(str(folder))
-    return folder
 
 
 @pytest.fixture

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import List
 
 import pytest
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.units import unit_of
 from ansible_collections.iofabric.sharing.plugins.module_utils._plan import SharingError
 from ansible_collections.iofabric.sharing.plugins.module_utils._replay.cautious import CautiousTool, Memory
-from ansible_collections.iofabric.sharing.plugins.module_utils._replay.units import Systemd, cplane_unit, mount_unit
+from ansible_collections.iofabric.sharing.plugins.module_utils._replay.units import Systemd, mount_unit
 from ansible_collections.iofabric.sharing.plugins.module_utils._smartio.errors import ToolError, ToolUnusable
 
 PATHS = {
@@ -49,7 +50,7 @@ def test_systemd_is_asked_without_waiting(tmp_path: Path) -> None:
     script = f'echo "$@" >>{tmp_path}/calls; test "$1" = is-enabled && echo enabled; exit 0'
     systemd = Systemd(fake(tmp_path, script), str(tmp_path))
     assert systemd.is_running
-    assert systemd.is_enabled(cplane_unit(7))
+    assert systemd.is_enabled(unit_of(7))
     assert systemd.is_active("a.mount")
     systemd.start("a.mount")
     systemd.restart("b.service")
