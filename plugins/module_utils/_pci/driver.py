@@ -13,7 +13,6 @@ import errno
 import os
 import re
 import shutil
-import time
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
@@ -170,14 +169,9 @@ def _harmless(driver: Optional[str]) -> bool:
 def _refusal_of(device: Bound, want: Want, have: Have) -> Optional[SharingError]:
     bdf, used = device.bdf, device.used
     if used.never:
-        return SharingError(
-            f"{bdf} must not be touched: {'; '.join(used.never)}; refused even with force", in_use=list(used.never)
-        )
+        return usage.must_not_touch(bdf, used.never)
     if used.reasons and not want.force:
-        return SharingError(
-            f"{bdf} is in use: {'; '.join(used.reasons)}; free it first, or give force: true",
-            in_use=list(used.reasons),
-        )
+        return usage.in_use(bdf, used.reasons)
     if device.override is None:
         return SharingError(
             f"{bdf} has no driver_override in sysfs: it is gone, or this kernel is too old (Linux 3.16)"
@@ -480,13 +474,7 @@ class Binding:
 
 def _comes_true(condition: Callable[[], bool]) -> bool:
     """Whether a condition is true, at once or soon: the kernel is done when a write returns, others are not."""
-    end, pause = time.monotonic() + _SETTLE, 0.001
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(pause)
-        pause = min(pause * 2, 0.05)
-    return True
+    return any(condition() for _last in Deadline(_SETTLE).pauses(first=0.001, most=0.05))
 
 
 def _find_program(name: str) -> Optional[str]:

@@ -110,7 +110,7 @@ class Functions:
         numvfs, unresolved = self._resolve(wishes)
         if check and unresolved and not self._sysfs.addresses():
             return _pending(wishes)
-        before = {bdf: self._observe(bdf, wanted) for bdf, wanted in numvfs.items()}
+        before = self._before(numvfs)
         plan = Plan(tuple(plan_function(before[bdf], wanted, force) for bdf, wanted in numvfs.items()))
         report, outcomes = run_plan(plan, check, self._perform)
         report.results["devices"] = [
@@ -133,17 +133,24 @@ class Functions:
                 errors.append((printable(str(wish.bdf)), error))
         return numvfs, errors
 
-    def _observe(self, bdf: str, wanted: int) -> Function:
+    def _before(self, numvfs: Mapping[str, int]) -> Dict[str, Function]:
+        """The devices as they are. What uses virtual functions is only looked for where they would go, once for all."""
+        functions = {bdf: self._observe(bdf) for bdf in numvfs}
+        going = [vf for one in functions.values() if one.numvfs != numvfs[one.bdf] for vf in one.vfs]
+        if not going:
+            return functions
+        used, pooled = usage.observe(going, self._sysfs, self._proc), self._pooled()
+        for bdf, one in functions.items():
+            vfs = [vf for vf in one.vfs if vf in used]
+            reasons = [f"{vf}: {reason}" for vf in vfs for reason in used[vf].reasons]
+            reasons += [f"{vf}: is in the SmartIO pool" for vf in vfs if vf in pooled]
+            never = [f"{vf}: {reason}" for vf in vfs for reason in used[vf].never]
+            functions[bdf] = replace(one, reasons=tuple(reasons), never=tuple(never))
+        return functions
+
+    def _observe(self, bdf: str) -> Function:
         device, vfs = self._sysfs.device(bdf), self._sysfs.virtual_functions(bdf)
-        function = Function(bdf, device.numvfs or 0, self._sysfs.totalvfs(bdf), tuple(vfs), device.physfn)
-        if wanted == function.numvfs or not vfs:
-            return function
-        used = usage.observe(vfs, self._sysfs, self._proc)
-        reasons = [f"{vf}: {reason}" for vf in vfs for reason in used[vf].reasons]
-        pooled = self._pooled()
-        reasons += [f"{vf}: is in the SmartIO pool" for vf in vfs if vf in pooled]
-        never = [f"{vf}: {reason}" for vf in vfs for reason in used[vf].never]
-        return replace(function, reasons=tuple(reasons), never=tuple(never))
+        return Function(bdf, device.numvfs or 0, self._sysfs.totalvfs(bdf), tuple(vfs), device.physfn)
 
     def _perform(self, action: Action) -> None:
         bdf, wanted = str(action.args[0]), int(str(action.args[1]))
@@ -167,7 +174,7 @@ class Functions:
         """The device after the run, or as it would be: then only the kernel knows its virtual functions."""
         bdf = outcome.item.name
         if not check or not outcome.done:
-            return self._observe(bdf, self._sysfs.device(bdf).numvfs or 0)
+            return self._observe(bdf)
         return Function(bdf, numvfs[bdf], self._sysfs.totalvfs(bdf))
 
 

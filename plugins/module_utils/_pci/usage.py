@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
+from .._plan import SharingError
 from .address import printable
 from .claims import is_claimed, zfs_pool
 from .proc import Mount, Network, Problem, Storage, Swap, local_addresses, read_network, read_storage, ssh_connection
@@ -38,6 +39,18 @@ class Usage:
     def all(self) -> Tuple[str, ...]:
         """Every reason, the ones that cannot be overridden first."""
         return self.never + self.reasons
+
+
+def must_not_touch(bdf: str, never: Sequence[str]) -> SharingError:
+    """The error for a device that not even force may touch."""
+    return SharingError(f"{bdf} must not be touched: {'; '.join(never)}; refused even with force", in_use=list(never))
+
+
+def in_use(bdf: str, reasons: Sequence[str]) -> SharingError:
+    """The error for a device that only force may touch."""
+    return SharingError(
+        f"{bdf} is in use: {'; '.join(reasons)}; free it first, or give force: true", in_use=list(reasons)
+    )
 
 
 @dataclass(frozen=True)

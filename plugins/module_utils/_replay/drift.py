@@ -9,6 +9,7 @@ import os
 from dataclasses import replace
 from typing import Dict, List
 
+from .._cplane.units import unit_of
 from .._pci.proc import read_storage
 from .._plan import SharingError
 from .._smartio.host import ledger_store, open_host, stamp_of
@@ -16,7 +17,7 @@ from . import progress, steps
 from .outcome import DONE, Outcome, Recorded, done, name_of, waiting
 from .replay import entries_of
 from .store import Sharing
-from .units import SERVICE, Systemd, cplane_unit
+from .units import SERVICE, Systemd
 
 
 def survey(sharing: Sharing, systemd: Systemd) -> Dict[Recorded, Outcome]:
@@ -50,7 +51,7 @@ def _cplanes(sharing: Sharing, systemd: Systemd) -> Dict[Recorded, Outcome]:
     """Servers that systemd keeps; what else may run them is not known here."""
     outcomes: Dict[Recorded, Outcome] = {}
     for cplane in sharing.cplanes if systemd.is_running else ():
-        unit = cplane_unit(cplane.cplane_id)
+        unit = unit_of(cplane.cplane_id)
         try:
             if systemd.is_enabled(unit):
                 outcomes[cplane] = done("it runs") if systemd.is_active(unit) else waiting(f"{unit} does not run")

@@ -19,7 +19,6 @@ from .._plan import Deadline, Report, Resource, SharingError
 from .._program import Program, refuse_unsafe
 from .._smartio.connections import Connection
 from .._smartio.host import ARGUMENTS, Places, ledger_store
-from .._smartio.ledger import Ledger
 from .._smartio.model import AVAILABLE, UNAVAILABLE, normalise_fdid
 from .._smartio.p2p import Pair, pair_from
 from . import store
@@ -183,8 +182,9 @@ class Persisting:
 
     def _run(self, request: Request, check: bool) -> Report:
         refuse_unsafe(self._path, "path")
-        before = self._text()
-        have = None if self._forgets_all else store.read(self._path)
+        data = store.read_bytes(self._path)
+        before = "" if data is None else data.decode(errors="replace")
+        have = None if data is None or self._forgets_all else store.parse(self._path, data)
         merged, unknown = self._after(have or Sharing(), request)
         # Where nothing was and nothing is to be recorded, no file is made.
         is_file = not self._forgets_all and (have is not None or not merged.is_empty)
@@ -230,43 +230,21 @@ class Persisting:
             report.after.append("and what could not be told yet")
         return report
 
-    def _text(self) -> str:
-        """The file as it is; empty where there is none."""
-        try:
-            with open(os.open(self._path, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8", errors="replace") as file:
-                return file.read()
-        except FileNotFoundError:
-            return ""
-        except OSError as error:
-            raise store.StoreError(
-                f"{self._path} cannot be read: {(error.strerror or str(error)).lower()}; correct it"
-            ) from None
-
     def _with_devices(self, request: Request, have: Sharing) -> Change:
         """The change, with what sysfs and the ledger tell of the lent devices."""
         change = request.change
         if change.places is None or not request.lent:
             return change
-        devices, ledger = Sysfs(change.places.sysfs).devices(), ledger_store(change.places).load()
-        serials = _Serials(Sysfs(change.places.sysfs), ledger)
+        sysfs, ledger = Sysfs(change.places.sysfs), ledger_store(change.places).load()
+        devices = sysfs.devices()
         asked = {str(row["bdf"]) for row in request.lent} | {one.bdf for one in have.lent}
-        lent, taken_out = _lent(request.lent, devices, serials)
-        present = {bdf: serials.of(bdf) for bdf in asked if bdf in devices}
+        present = {bdf: ledger.serial_of(bdf, sysfs) for bdf in asked if bdf in devices}
+        lent, taken_out = _lent(request.lent, devices, present)
         return replace(change, lent=lent, taken_out=taken_out, present=present)
 
 
-@dataclass(frozen=True)
-class _Serials:
-    sysfs: Sysfs
-    ledger: Ledger
-
-    def of(self, bdf: str) -> Optional[str]:
-        """A drive's serial number leaves sysfs with its driver: then the ledger has it."""
-        return self.ledger.serials.get(bdf) or self.sysfs.serial(bdf)
-
-
 def _lent(
-    rows: Sequence[Mapping[str, Any]], devices: Mapping[str, PciDevice], serials: _Serials
+    rows: Sequence[Mapping[str, Any]], devices: Mapping[str, PciDevice], serials: Mapping[str, Optional[str]]
 ) -> Tuple[Tuple[LentEntry, ...], FrozenSet[str]]:
     entries, taken_out = [], set()
     for row in rows:
@@ -279,7 +257,7 @@ def _lent(
                 LentEntry(
                     bdf=bdf,
                     state=_STATES[str(state)],
-                    serial=serials.of(bdf) if device else None,
+                    serial=serials.get(bdf),
                     vendor_id=(device.vendor_id if device else None) or None,
                     device_id=(device.device_id if device else None) or None,
                 )

@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Callable, Iterator, List, Mapping, Optional, Sequence, Set, Union
 
+from .._cplane.units import unit_of
 from .._notify import notify
 from .._plan import SharingError
 from .._smartio.errors import ToolError, ToolUnusable
@@ -25,7 +26,7 @@ from . import progress, steps, store
 from .cautious import CautiousTool, Memory
 from .outcome import DONE, REFUSED, WAITING, Outcome, Recorded, done, key_of, name_of, refused, waiting
 from .store import CplaneEntry, MountEntry, Sharing
-from .units import Systemd, cplane_unit, mount_unit
+from .units import Systemd, mount_unit
 
 RUN_DIR = "/run/iofabric"
 _HOLD = "hold"
@@ -246,7 +247,7 @@ class Replay:
         missing = self._unfit(labels, sharing)
         if missing is not None:
             return missing
-        unit = cplane_unit(entry.cplane_id) if isinstance(entry, CplaneEntry) else mount_unit(entry.path)
+        unit = unit_of(entry.cplane_id) if isinstance(entry, CplaneEntry) else mount_unit(entry.path)
         if not self._systemd.is_running:
             return done(f"its devices are back; without systemd, {unit} is not started")
         try:

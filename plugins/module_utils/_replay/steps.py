@@ -84,9 +84,7 @@ def functions_again(
     host: Host, entries: Sequence[SriovEntry], is_patient: bool, check: bool
 ) -> Dict[SriovEntry, Outcome]:
     """Give physical functions their virtual ones."""
-    ledger = host.store.load()
-    pooled = frozenset(ledger.added) | frozenset(ledger.available)
-    functions = sriov.Functions(host.sysfs, host.proc, host.deadline, lambda: pooled)
+    functions = sriov.Functions(host.sysfs, host.proc, host.deadline, lambda: host.store.load().pooled)
     report = functions.run([sriov.Wish(entry.bdf, entry.numvfs) for entry in entries], False, check)
     errors = dict(report.errors)
     rows = {row["bdf"]: row for row in _rows(report, "devices")}
@@ -174,7 +172,7 @@ def _local_devices(host: Host, entries: Sequence[LentEntry]) -> List[Seen]:
     for bdf, device in host.sysfs.devices().items():
         ids = (device.vendor_id or None, device.device_id or None)
         if bdf in bdfs or ids in wanted or (None, None) in wanted:
-            serial = ledger.serials.get(bdf) or host.sysfs.serial(bdf)
+            serial = ledger.serial_of(bdf, host.sysfs)
             seen.append(Seen(bdf, bdf, None, serial, None, ids[0], ids[1]))
     return seen
 

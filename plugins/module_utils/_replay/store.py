@@ -225,17 +225,27 @@ def write(path: str, sharing: Sharing) -> None:
 
 def read(path: str) -> Optional[Sharing]:
     """What is recorded; None where there is no file, StoreError for anything that is not such a file."""
+    data = read_bytes(path)
+    return None if data is None else parse(path, data)
+
+
+def read_bytes(path: str) -> Optional[bytes]:
+    """The file as it is; None where there is none, StoreError where it cannot be read."""
     try:
         # What is not a plain file could block for ever.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise StoreError(f"{path} is not a file; remove it, and record anew (run the site playbook)")
-            data = file.read(_MOST_BYTES)
+            return file.read(_MOST_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}; correct its mode") from None
+
+
+def parse(path: str, data: bytes) -> Sharing:
+    """What the content of the file at ``path`` says; StoreError that names what is wrong with it."""
     try:
         return from_json(json.loads(data.decode()))
     except (ValueError, RecursionError) as error:

@@ -33,11 +33,6 @@ def _escape(char: str, place: int) -> str:
     return "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogateescape"))
 
 
-def cplane_unit(cplane_id: int) -> str:
-    """The name of the unit of a control plane."""
-    return f"xnvme-cplane@{cplane_id}.service"
-
-
 @dataclass(frozen=True)
 class Systemd:
     """The service manager. ``booted`` is the folder that there is where systemd is process 1."""

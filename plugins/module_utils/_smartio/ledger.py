@@ -17,8 +17,9 @@ import json
 import os
 import stat
 from dataclasses import dataclass, field
-from typing import Dict, Iterator, List, Optional, Tuple
+from typing import Dict, FrozenSet, Iterator, List, Optional, Tuple
 
+from .._pci.sysfs import Sysfs
 from .._plan import Deadline
 from .errors import LedgerError
 
@@ -55,6 +56,15 @@ class Ledger:
     """Node ids of transparent trees that were scanned."""
     borrowed: Dict[str, Optional[str]] = field(default_factory=dict)
     """fdid -> label (None without one) of every device that was borrowed."""
+
+    @property
+    def pooled(self) -> FrozenSet[str]:
+        """BDFs of the devices that this collection put in the pool."""
+        return frozenset(self.added) | frozenset(self.available)
+
+    def serial_of(self, bdf: str, sysfs: Sysfs) -> Optional[str]:
+        """A local device's serial number: a drive's leaves sysfs with its driver, and then it is remembered here."""
+        return self.serials.get(bdf) or sysfs.serial(bdf)
 
     def forget_device(self, fdid: str) -> None:
         """Forget a borrowed device that was returned, and the p2p pairs that it was in."""

@@ -119,10 +119,7 @@ def refusal(device: LocalDevice, want: str, options: Options) -> Optional[Sharin
         return None
     touched = "available" in steps or "unavailable" in steps
     if touched and device.never:
-        return SharingError(
-            f"{device.bdf} must not be touched: {'; '.join(device.never)}; refused even with force",
-            in_use=list(device.never),
-        )
+        return usage.must_not_touch(device.bdf, device.never)
     if options.force:
         return None
     known = device.state in (ABSENT, UNAVAILABLE, AVAILABLE, LENT)
@@ -132,12 +129,8 @@ def refusal(device: LocalDevice, want: str, options: Options) -> Optional[Sharin
             "nothing was done, force: true acts on it"
         )
     if touched and device.reasons:
-        return _in_use(device, "free it first, or give force: true", device.reasons)
+        return usage.in_use(device.bdf, device.reasons)
     return _taking_back(device, steps, options)
-
-
-def _in_use(device: LocalDevice, advice: str, reasons: Sequence[str]) -> SharingError:
-    return SharingError(f"{device.bdf} is in use: {'; '.join(reasons)}; {advice}", in_use=list(reasons))
 
 
 def _taking_back(device: LocalDevice, steps: Sequence[str], options: Options) -> Optional[SharingError]:

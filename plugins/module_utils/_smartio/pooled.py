@@ -19,7 +19,6 @@ def pooled_by(params: Mapping[str, Any]) -> Callable[[], FrozenSet[str]]:
     def pooled() -> FrozenSet[str]:
         named = {name: params[name] for name in ("sysfs", "proc", "timeout")}
         places = Places(tool="", dev="", state_dir=params["smartio_state_dir"], **named)
-        ledger = ledger_store(places).load()
-        return frozenset(ledger.added) | frozenset(ledger.available)
+        return ledger_store(places).load().pooled
 
     return pooled
