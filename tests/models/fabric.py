@@ -98,7 +98,7 @@ class Quirks:
 @dataclass
 class Fault:
     """``what`` happens to the first command of that name (``*``: any): an errno before or after its work, death before
-    or after it, ``lie`` (success without work), ``garble`` (output nobody can read)."""
+    or after it, ``lie`` (success without work, of a changing command), ``garble`` (output nobody can read)."""
 
     command: str
     what: str
@@ -212,7 +212,8 @@ class Node:
 
     def _fault(self, command: str) -> Optional[Fault]:
         for index, fault in enumerate(self.faults):
-            if fault.command in ("*", command):
+            is_it = fault.command in ("*", command) and (fault.what != "lie" or command in CHANGING)
+            if is_it:
                 return self.faults.pop(index)
         return None
 

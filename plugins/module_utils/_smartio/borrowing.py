@@ -151,9 +151,13 @@ class Borrowing:
                 ledger.forget_device(fdid)
 
     def _borrow(self, fdid: str, share: Share, fabric: Fabric, ledger: Ledger) -> bool:
+        remembered = self._put_off_label(fdid, share.claim, ledger)
         try:
             done = self._heal_and_borrow(fdid, share.claim, ledger)
         except ToolError as error:
+            if remembered:
+                ledger.borrowed[fdid] = remembered
+                self._host.remember(ledger)
             owner = fabric.shown[fdid].node_id if fdid in fabric.shown else None
             whose = "" if owner is None else f" of node {owner}"
             self._tried[fdid] = SharingError(f"{fdid}{whose}: {error.message}", **error.details)
@@ -177,6 +181,15 @@ class Borrowing:
             f"{fdid}: 'smartio_tool borrow' succeeded, but 'smartio_tool get-vdev' does not print a virtual device"
         )
         return False
+
+    def _put_off_label(self, fdid: str, claim: Claim, ledger: Ledger) -> Optional[str]:
+        """Forget another claim's label before the borrow, so that a run that ends in between does not revive it."""
+        label = ledger.borrowed.get(fdid)
+        if label in (None, claim.label):
+            return None
+        ledger.borrowed[fdid] = None
+        self._host.remember(ledger)
+        return label
 
     def _heal_and_borrow(self, fdid: str, claim: Claim, ledger: Ledger) -> Optional[Borrowed]:
         """Borrow a device, after a return where the failure looks like a borrow that its lender has forgotten.
@@ -452,8 +465,8 @@ class Returning:
             ]
             if check:
                 return self._report(rows, plan.predict(), errors)
-            outcomes = plan.apply(lambda action: self._perform(action, ledger))
-            self._read_back(outcomes)
+            outcomes = plan.apply(lambda action: self._host.tool.give_back(str(action.args[0])))
+            self._read_back(outcomes, ledger)
             return self._report(rows, outcomes, errors)
 
     def _observe(self, pool: Pool, ledger: Ledger) -> Fabric:
@@ -493,16 +506,16 @@ class Returning:
                 items.append(plan_return(fdid, here.get(fdid), used.get(here.get(fdid, "")), self._force))
         return Plan(tuple(items))
 
-    def _perform(self, action: Action, ledger: Ledger) -> None:
-        fdid = str(action.args[0])
-        self._host.tool.give_back(fdid)
-        ledger.forget_device(fdid)
-        self._host.remember(ledger)
-
-    def _read_back(self, outcomes: Sequence[Outcome]) -> None:
+    def _read_back(self, outcomes: Sequence[Outcome], ledger: Ledger) -> None:
+        """Wait until the virtual devices are gone, and forget them only then: until then they are to be returned."""
         left = {outcome.item.name: outcome for outcome in outcomes if outcome.done}
         for _last in self._host.deadline.pauses():
-            left = {fdid: outcome for fdid, outcome in left.items() if self._host.tool.get_vdev(fdid)}
+            gone = [fdid for fdid in left if not self._host.tool.get_vdev(fdid)]
+            for fdid in gone:
+                del left[fdid]
+                ledger.forget_device(fdid)
+            if gone:
+                self._host.remember(ledger)
             if not left:
                 return
         for fdid, outcome in left.items():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import errno
 from dataclasses import dataclass, replace
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from .._pci import usage
 from .._pci.address import DeviceNotFound
@@ -245,7 +245,6 @@ class Lending:
         for bdf, device in before.items():
             if not device.lent_here:
                 ledger.available.pop(bdf, None)
-        _forget_absent(before.values(), ledger)
         return before
 
     def _purged(self, ledger: Ledger, targets: Sequence[Target]) -> List[str]:
@@ -336,7 +335,7 @@ class Lending:
         return after
 
     def _confirm(self, touched: Mapping[str, Outcome], after: Dict[str, LocalDevice], ledger: Ledger) -> None:
-        """Remember what was made available and is shown so, before a borrower can change its word; forget the absent."""
+        """Remember what was made available and is shown so, before a borrower can change its word; forget what is gone."""
         for bdf, outcome in touched.items():
             device = after[bdf]
             made_available = any(action.command == "available" for action in outcome.done)
@@ -344,17 +343,16 @@ class Lending:
                 ledger.available[bdf] = device.driver
                 self._host.remember(ledger)
                 after[bdf] = replace(device, lent_here=True, driver_then=device.driver)
-        if _forget_absent((after[bdf] for bdf in touched), ledger):
+        removed = {bdf for bdf in touched if _is_removed(touched[bdf], after[bdf])} & ledger.pooled
+        if removed:
+            ledger.added = [bdf for bdf in ledger.added if bdf not in removed]
+            for bdf in removed:
+                ledger.available.pop(bdf, None)
             self._host.remember(ledger)
 
 
-def _forget_absent(devices: Iterable[LocalDevice], ledger: Ledger) -> bool:
-    """Forget that devices were added which are not in the pool (any more); whether there were any."""
-    absent = {device.bdf for device in devices if device.state == ABSENT} & ledger.pooled
-    ledger.added = [bdf for bdf in ledger.added if bdf not in absent]
-    for bdf in absent:
-        ledger.available.pop(bdf, None)
-    return bool(absent)
+def _is_removed(outcome: Outcome, device: LocalDevice) -> bool:
+    return device.state == ABSENT and any(action.command == "remove" for action in outcome.done)
 
 
 def _names(sysfs: Sysfs, device: PciDevice) -> Iterator[Optional[str]]:
