@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 #: Kinds of sequences; each machine runs its share of what is asked for of its kind, in parts of the sum.
 KINDS = {
     "plan": {"lending": 24, "borrowing": 24, "settings": 8, "persist": 8, "driver": 16, "sriov": 10, "cplane": 10},
-    "module": {"fabric": 60, "pci": 20, "cplane": 20},
+    "module": {"lenient": 30, "strict": 30, "pci": 20, "cplane": 20},
 }
 # What runs where nothing is asked for, as when a single test is started by hand.
 _FEW = 100
