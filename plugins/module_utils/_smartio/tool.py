@@ -108,8 +108,11 @@ class SmartioTool:
         return self._read("lspci", fdid).strip()
 
     def scan(self, node_id: int, adapter: int) -> None:
-        """Enumerate the transparent devices behind an adapter under ``node_id``."""
-        self._change("scan", str(node_id), str(adapter))
+        """Enumerate the transparent devices behind an adapter under ``node_id``.
+
+        A scan can be repeated, so here EEXIST does not say that it is done, but that a node has this id.
+        """
+        self._change("scan", str(node_id), str(adapter), done=frozenset())
 
     def borrow(self, fdid: str, dma_window: Optional[str]) -> Borrowed:
         """Inject a fabric device as a local one. The window's unit is the tool's own (not documented)."""
