@@ -13,6 +13,9 @@ SANITY_PYTHON ?=
 PYTEST_WORKERS ?= auto
 # What is handed to pytest in addition, for instance PYTEST_ARGS='-k borrow'.
 PYTEST_ARGS ?=
+# How many sequences `make models` runs: of plans in memory, and of modules as processes.
+PLAN_SEQUENCES ?= 2000
+MODULE_SEQUENCES ?= 200
 # Which Molecule scenario `make test-hosts` runs: -s default, -s faults (reboots, cut links, drain), or --all.
 SCENARIO ?= -s default
 # Where the root file systems of the test hosts are kept.
@@ -51,7 +54,7 @@ export ANSIBLE_ASYNC_DIR := $(CURDIR)/.build/ansible/async
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/.build/collections
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.build/hypothesis
 
-.PHONY: help demo test lint sanity test-hosts test-roles prepare-hosts test-vm prepare-vm clean FORCE
+.PHONY: help demo test models lint sanity test-hosts test-roles prepare-hosts test-vm prepare-vm clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -62,6 +65,10 @@ demo: $(VENV)/demo.stamp $(COLLECTION) ## share devices between four software no
 
 test: $(VENV)/dev.stamp $(COLLECTION) ## run all tests that need no root
 	$(VENV)/bin/python -m pytest tests/unit -n $(PYTEST_WORKERS) --dist loadgroup -ra $(PYTEST_ARGS)
+
+models: $(VENV)/dev.stamp $(COLLECTION) ## drive plans and modules with random sequences of wishes, faults and interruptions
+	$(VENV)/bin/python -m pytest tests/models -n 2 --dist loadgroup -ra --plan-sequences $(PLAN_SEQUENCES) \
+	  --module-sequences $(MODULE_SEQUENCES) $(PYTEST_ARGS)
 
 lint: $(VENV_LINT)/lint.stamp $(COLLECTION) ## run ruff, mypy, shellcheck, yamllint, ansible-lint, antsibull-docs, antsibull-changelog, reuse
 	@mkdir -p .build/home

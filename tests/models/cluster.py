@@ -19,9 +19,10 @@ NODES = {**LENDERS, "borrower": 4}
 _NVME = {"vendor_id": "8086", "device_id": "f1a5", "class": "010802"}
 DEVICES: Dict[str, List[Dict[str, Any]]] = {
     "lender": [
-        {"bdf": "01:00.0", **_NVME, "serial": "S1"},
-        {"bdf": "02:00.0", **_NVME, "serial": "S2"},
-        {"bdf": "02:00.1", "vendor_id": "10de", "device_id": "0ff3", "class": "030000", "driver": "nvidia"},
+        {"bdf": "01:00.0", **_NVME, "serial": "S1", "iommu_group": 1},
+        {"bdf": "02:00.0", **_NVME, "serial": "S2", "iommu_group": 2},
+        {"bdf": "02:00.1", "vendor_id": "10de", "device_id": "0ff3", "class": "030000", "driver": "nvidia",
+         "iommu_group": 2},
         {"bdf": "03:00.0", "vendor_id": "8086", "device_id": "1572", "class": "020000", "driver": "i40e",
          "sriov": {"totalvfs": 3}},
     ],

@@ -5,13 +5,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, Dict, Iterator, List
 
 import pytest
 from ansible_collections.iofabric.sharing.plugins.module_utils._pci import usage
 from ansible_collections.iofabric.sharing.tests.models.machines import KINDS
+from ansible_collections.iofabric.sharing.tests.models.warm import Warm
+from ansible_collections.iofabric.sharing.tests.unit import conftest as unit
 
 _PROPERTY = "sequences"
+
+tmp_path = unit.tmp_path
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,10 +36,20 @@ def _usage_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage, "observe", observe)
 
 
+@pytest.fixture
+def warm() -> Iterator[Warm]:
+    """Runs modules as processes."""
+    made = Warm()
+    yield made
+    made.close()
+
+
 def _counts(config: pytest.Config) -> Dict[str, Dict[str, int]]:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     found: Dict[str, Dict[str, int]] = {kind: {} for kind in KINDS}
-    reports: List[Any] = [one for name in ("passed", "failed") for one in (reporter.stats.get(name, ()) if reporter else ())]
+    reports: List[Any] = [
+        one for name in ("passed", "failed") for one in (reporter.stats.get(name, ()) if reporter else ())
+    ]
     for report in reports:
         for name, value in report.user_properties:
             if name == _PROPERTY:

@@ -65,16 +65,13 @@ class Pooled:
 
 @dataclass
 class Virtual:
-    """A borrowed device on its borrower. ``shown_from`` is the number of the first command that sees it."""
+    """A borrowed device on its borrower."""
 
     bdf: str
     inode: int
     driver: Optional[str]
     used: Tuple[str, ...] = ()
     never: Tuple[str, ...] = ()
-    shown_from: int = 0
-    forgotten: bool = False
-    """Whether its lender was restarted and has forgotten it."""
 
 
 @dataclass
@@ -411,8 +408,8 @@ class Node:
 
     def _disable(self, *args: str) -> str:
         pair = self._pair(args)
-        if pair not in self.p2p and self.quirks.strict:
-            raise Refused(errno.EALREADY)
+        if pair not in self.p2p:
+            raise Refused(errno.EINVAL)
         self.p2p.discard(pair)
         return ""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import pytest
 from ansible_collections.iofabric.sharing.tests.models.cluster import LENDERS, NODES, Cluster, Node
@@ -260,13 +260,6 @@ def _agree(check: Result, done: Result) -> None:
                 for key in ("action", "state", "bdf", "fdid", "label", "value", "node_id"):
                     told = foreseen.get(key) is not None or key in ("action", "state")
                     assert not told or foreseen.get(key) == row.get(key), f"{key}: check {foreseen}\nrun {row}"
-
-
-@pytest.fixture
-def warm() -> Iterator[Warm]:
-    made = Warm()
-    yield made
-    made.close()
 
 
 def _drive(request: pytest.FixtureRequest, warm: Warm, folder: Path, **options: Any) -> None:

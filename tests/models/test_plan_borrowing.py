@@ -1,19 +1,19 @@
 # Copyright (c) 2026, the iofabric.sharing contributors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Borrowing, returning and peer-to-peer: two lenders whose devices come and go, a borrower, and a rival for the same."""
+"""Borrowing, returning and peer-to-peer: two lenders whose devices come and go, a borrower, and its rival."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import random
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import pytest
 from ansible_collections.iofabric.sharing.plugins.module_utils._smartio import borrowing, p2p
 from ansible_collections.iofabric.sharing.tests.models.fabric import Fabric, Fault, Killed, Node, Pooled
-from ansible_collections.iofabric.sharing.tests.models.machines import Machine, drive
+from ansible_collections.iofabric.sharing.tests.models.machines import Machine, drive, in_another_order
 from ansible_collections.iofabric.sharing.tests.models.memory import Answer, ModelStore, run, twin
 from ansible_collections.iofabric.sharing.tests.models.wishes import DEVICES
 from hypothesis import strategies as st
@@ -24,10 +24,10 @@ LENDERS, BORROWER, RIVAL = (8, 12), 4, 16
 OF_LENDER = {8: DEVICES[:3], 12: (DEVICES[0], *DEVICES[3:])}
 PLACES = tuple((node, one.bdf) for node in LENDERS for one in OF_LENDER[node])
 FLAGS = st.sampled_from([False, False, True])
+PAIRS = st.tuples(st.sampled_from(PLACES), st.sampled_from(PLACES), st.sampled_from([None, 0, 3]))
+WAITS = st.sampled_from(["none", "vdev", "driver"])
 LABELS = st.sampled_from([None, None, "a", "b"])
-NOTHING: Mapping[str, Any] = dict.fromkeys(
-    ("node_id", "bdf", "uuid", "serial", "vendor_id", "device_id", "name_regex")
-)
+NOTHING: Mapping[str, Any] = dict.fromkeys(("node_id", "bdf", "uuid", "serial", "vendor_id", "device_id", "name_regex"))
 FAULTS = st.builds(
     Fault,
     st.sampled_from(["borrow", "return", "list", "show", "get-vdev", "enable-p2p", "disable-p2p", "*"]),
@@ -166,7 +166,9 @@ class Borrowing(Machine):
 
     # - runs
 
-    @rule(claims=TASKS, force=FLAGS, timeout=st.sampled_from([0, 4]), wait_for=st.sampled_from(["none", "vdev", "driver"]))
+    @rule(
+        claims=TASKS, force=FLAGS, timeout=st.sampled_from([0, 4]), wait_for=st.sampled_from(["none", "vdev", "driver"])
+    )
     def borrow(self, claims: Sequence[Claim], force: bool, timeout: float, wait_for: str) -> None:
         wish = params(self.node, claims, "borrowed", force, wait_for)
         before, everything = copy.deepcopy(self.node.vdevs), self.fabric.picture()
@@ -186,11 +188,11 @@ class Borrowing(Machine):
             assert self.node.vdevs.keys() - before.keys() <= self._rows(done), "more was kept than is told"
         self._settles(wish, done, timeout)
 
-    @rule(claims=TASKS, force=FLAGS, seed=st.integers(0, 5))
-    def borrow_in_another_order(self, claims: Sequence[Claim], force: bool, seed: int) -> None:
+    @rule(claims=TASKS, force=FLAGS, turn=st.integers(0, 5))
+    def borrow_in_another_order(self, claims: Sequence[Claim], force: bool, turn: int) -> None:
         """On a copy of the fabric: the order of claims may decide who gets which, but not whether all get theirs."""
         results = []
-        for order in (list(claims), random.Random(seed).sample(list(claims), len(claims))):
+        for order in (list(claims), in_another_order(claims, turn)):
             node = twin(self.node)
             done = run(node, borrowing.resource, params(node, order, "borrowed", force, "none"))
             results.append((done.failed, None if done.failed else (done.report.changed, len(node.vdevs))))
@@ -202,10 +204,8 @@ class Borrowing(Machine):
         before = copy.deepcopy(self.node.vdevs)
         ideal = run(twin(self.node), borrowing.resource, wish)
         self.node.faults = copy.deepcopy(faults)
-        try:
+        with contextlib.suppress(Killed):
             run(self.node, borrowing.resource, wish)
-        except Killed:
-            pass
         self.node.faults = []
         self._keeps(before)
         good = run(self.node, borrowing.resource, wish)
@@ -233,10 +233,8 @@ class Borrowing(Machine):
         assert (check.report.changed, rows_of(check)) == (undisturbed.report.changed, rows_of(undisturbed))
         # Of a lender out of reach nobody can see whether what was returned is gone: the tool's word is all there is.
         self.node.faults = [copy.copy(fault) for fault in faults if not (self.fabric.cut and fault.what == "lie")]
-        try:
+        with contextlib.suppress(Killed):
             run(self.node, borrowing.resource, wish)
-        except Killed:
-            pass
         self.node.faults = []
         good = run(self.node, borrowing.resource, wish)
         assert self.node.vdevs.keys() == ideal.vdevs.keys(), "a good run did not lead where it leads without trouble"
@@ -248,7 +246,7 @@ class Borrowing(Machine):
         self._settles(wish, good, 4)
 
     @rule(
-        pairs=st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from(PLACES), st.sampled_from([None, 0, 3])), min_size=1, max_size=3),
+        pairs=st.lists(PAIRS, min_size=1, max_size=3),
         state=st.sampled_from(["enabled", "disabled"]),
         faults=st.lists(FAULTS, max_size=2),
     )
@@ -265,13 +263,13 @@ class Borrowing(Machine):
         undisturbed = run(twin(self.node), p2p.resource, wish)
         if not undisturbed.failed and not check.report.results.get("pending"):
             assert check.report.changed == undisturbed.report.changed
-            assert [row["action"] for row in check.rows("pairs")] == [row["action"] for row in undisturbed.rows("pairs")]
+            assert [row["action"] for row in check.rows("pairs")] == [
+                row["action"] for row in undisturbed.rows("pairs")
+            ]
         # Nobody can see whether a pair is set: the tool's word is all there is.
         self.node.faults = [copy.copy(fault) for fault in faults if fault.what != "lie"]
-        try:
+        with contextlib.suppress(Killed):
             run(self.node, p2p.resource, wish)
-        except Killed:
-            pass
         self.node.faults = []
         good = run(self.node, p2p.resource, wish)
         assert good.failed == undisturbed.failed, good.report.errors

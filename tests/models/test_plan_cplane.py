@@ -150,7 +150,9 @@ class Serving(Machine):
     def _is_safe(self, before: Optional[Server], force: bool) -> None:
         if before is None:
             return
-        gone = self.server is None or self.server.record is not before.record and self.server.clients != before.clients
+        gone = self.server is None or (
+            self.server.record is not before.record and self.server.clients != before.clients
+        )
         if before.clients and before.speaks and not force:
             assert not gone, "a server with clients was taken away"
         if not before.proven or (not before.speaks and not force):
@@ -171,4 +173,3 @@ class Serving(Machine):
 
 def test_cplane(request: pytest.FixtureRequest) -> None:
     drive(Serving, request, "plan", steps=12)
-

@@ -58,7 +58,9 @@ class Drivers(Machine):
             return write(path, text, seconds)
 
         self.patch.setattr(bounded, "write", dying)
-        self.patch.setattr(usage, "observe", lambda bdfs, *_rest: {bdf: self.used.get(bdf, usage.Usage()) for bdf in bdfs})
+        self.patch.setattr(
+            usage, "observe", lambda bdfs, *_rest: {bdf: self.used.get(bdf, usage.Usage()) for bdf in bdfs}
+        )
 
     def teardown(self) -> None:
         super().teardown()

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, Mapping
 
 import pytest
 from ansible_collections.iofabric.sharing.plugins.module_utils._plan import Report, SharingError
@@ -92,7 +93,9 @@ class Persisting(Machine):
         before = self._bytes()
         check = self._run(params, True)
         assert self._bytes() == before, "check mode changed the file"
-        turned = self._run(self._params({name: found[::-1] for name, found in rows.items()}, absent, everything and absent), True)
+        turned = self._run(
+            self._params({name: found[::-1] for name, found in rows.items()}, absent, everything and absent), True
+        )
         assert _as_set(turned) == _as_set(check), "another order recorded something else"
         if dies:
             self._die(params)
@@ -136,10 +139,8 @@ class Persisting(Machine):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(store.os, "replace", _killed)
             patch.setattr(persist.os, "unlink", _killed)
-            try:
+            with contextlib.suppress(Killed):
                 self._run(params, False)
-            except Killed:
-                pass
 
     def _is_recorded(self, rows: Mapping[str, Any], absent: bool, done: Report) -> None:
         sharing: Any = done.results["sharing"]

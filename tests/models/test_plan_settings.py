@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any, Dict, List, Mapping, Optional
 
@@ -93,13 +94,18 @@ class Settings(Machine):
         before = dict(self.node.parameters)
         done = self._cycle(settings.config_resource, {"settings": values}, faults)
         assert not done.failed
-        meant = {name: {"yes": "1", "N": "0", "off": "0", "True": "1"}.get(str(value), str(value)) for name, value in values.items()}
+        meant = {
+            name: {"yes": "1", "N": "0", "off": "0", "True": "1"}.get(str(value), str(value))
+            for name, value in values.items()
+        }
         for name, value in self.node.parameters.items():
             found = {"yes": "1", "N": "0", "off": "0"}.get(value, value)
             assert found == meant.get(name, found)
             assert name in values or value == before[name]
 
-    @rule(autoborrow=st.sampled_from([None, False, True]), node_id=st.sampled_from([TREE, TREE, TREE, 12]), faults=FAULTS)
+    @rule(
+        autoborrow=st.sampled_from([None, False, True]), node_id=st.sampled_from([TREE, TREE, TREE, 12]), faults=FAULTS
+    )
     def scan(self, autoborrow: Optional[bool], node_id: int, faults: List[Fault]) -> None:
         params = {"node_id": node_id, "adapter": 0, "autoborrow": autoborrow}
         have = {one.hardware.bdf for one in self.fabric.pool.values() if one.tree == TREE}
@@ -118,10 +124,8 @@ class Settings(Machine):
         assert check.commands == []
         if faults:
             self.node.faults = copy.deepcopy(faults)
-            try:
+            with contextlib.suppress(Killed):
                 run(self.node, make, params)
-            except Killed:
-                pass
             self.node.faults = []
         done = run(self.node, make, params)
         missed = bool(done.report.warnings)  # a node out of reach, which only the tool could know

@@ -31,7 +31,7 @@ class Kernel(Sysfs):
     def __init__(self, root: Path) -> None:
         super().__init__(str(root))
         self.root_folder = root
-        self.numvfs = {bdf: 0 for bdf in TOTALS}
+        self.numvfs = dict.fromkeys(TOTALS, 0)
         self.writes: List[Tuple[str, int]] = []
         self.users: Dict[str, usage.Usage] = {}
         self.die_at: Optional[int] = None

@@ -53,9 +53,7 @@ def _is_filtered(text: str, one: Hardware) -> bool:
     option, value = text.split(" ")
     if option == "-s":
         return _is_at(value, one.bdf)
-    return all(
-        want in ("", have) for want, have in zip(value.split(":"), (one.vendor, one.device, one.class_code[:4]))
-    )
+    return all(want in ("", have) for want, have in zip(value.split(":"), (one.vendor, one.device, one.class_code[:4])))
 
 
 def _is_selected(select: Mapping[str, Optional[str]], one: Hardware) -> bool:
@@ -83,7 +81,11 @@ def _written(way: Mapping[str, Any], state: Optional[str] = None) -> Written:
 
 
 #: What nobody has: no device, an address that is no one's.
-STRANGERS: Tuple[Dict[str, Any], ...] = ({"bdf": "77:00.0"}, {"filter": "-d dead:"}, {"select": {**_NOTHING, "serial": "S9"}})
+STRANGERS: Tuple[Dict[str, Any], ...] = (
+    {"bdf": "77:00.0"},
+    {"filter": "-d dead:"},
+    {"select": {**_NOTHING, "serial": "S9"}},
+)
 STATES: Sequence[Optional[str]] = (None, "present", "available", "unavailable", "absent")
 
 ELEMENTS = st.builds(

@@ -121,7 +121,7 @@ class Functions:
         return report
 
     def _resolve(self, wishes: Sequence[Wish]) -> Tuple[Dict[str, int], List[Tuple[str, SharingError]]]:
-        """How many functions each device shall have. One that shall have two numbers is left alone, whatever the order."""
+        """How many functions each device shall have. One that shall have two numbers is left alone."""
         present = self._sysfs.addresses()
         named: Dict[str, List[Wish]] = {}
         errors: List[Tuple[str, SharingError]] = []

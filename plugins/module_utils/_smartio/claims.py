@@ -408,9 +408,7 @@ class _Choice:
         spare = [fdid for fdid in fitting if fdid not in self._taken]
         share.candidates = [fdid for fdid in fitting if fdid in chosen] + spare
         share.missing = None if count is None else count - len(share.kept) - len(share.waiting)
-        share.shared = any(
-            self._taken.get(fdid, share) is not share for fdid in matching(share.claim, self._fabric)
-        )
+        share.shared = any(self._taken.get(fdid, share) is not share for fdid in matching(share.claim, self._fabric))
 
     def _chosen(self, share: Share) -> List[str]:
         return [fdid for fdid, holder in self._taken.items() if holder is share and fdid not in share.kept]

@@ -335,7 +335,7 @@ class Lending:
         return after
 
     def _confirm(self, touched: Mapping[str, Outcome], after: Dict[str, LocalDevice], ledger: Ledger) -> None:
-        """Remember what was made available and is shown so, before a borrower can change its word; forget what is gone."""
+        """Remember what was made available and is shown so, before a borrower changes its word; forget what is gone."""
         for bdf, outcome in touched.items():
             device = after[bdf]
             made_available = any(action.command == "available" for action in outcome.done)

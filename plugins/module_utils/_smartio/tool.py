@@ -128,7 +128,7 @@ class SmartioTool:
         self._change("enable-p2p", source, destination, *([] if bar_number is None else [str(bar_number)]))
 
     def disable_p2p(self, source: str, destination: str, bar_number: Optional[int]) -> None:
-        """Undo enable_p2p. EINVAL for two devices that are borrowed here can only mean that there is nothing to undo."""
+        """Undo enable_p2p. EINVAL for two devices that are borrowed here means that there is nothing to undo."""
         numbered = [] if bar_number is None else [str(bar_number)]
         self._change("disable-p2p", source, destination, *numbered, done=DONE_ALREADY | {errno.EINVAL})
 

@@ -79,7 +79,7 @@ def test_it_is_so_already(script: Script, words: str, call: Callable[[SmartioToo
 
 
 def test_only_disabling_takes_einval_for_done(script: Script) -> None:
-    """Nobody can ask which pairs are enabled; a run that ended between the command and its record would fail for ever."""
+    """Nobody can ask which pairs are enabled; after a run that ended before its record it would fail for ever."""
     tool = make(script("exit 22"))
     tool.disable_p2p("80000", "80002", None)
     with pytest.raises(ToolError, match="EINVAL"):
