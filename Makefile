@@ -14,7 +14,7 @@ PYTEST_WORKERS ?= auto
 # What is handed to pytest in addition, for instance PYTEST_ARGS='-k borrow'.
 PYTEST_ARGS ?=
 # How many sequences `make models` runs: of plans in memory, and of modules as processes.
-PLAN_SEQUENCES ?= 2000
+PLAN_SEQUENCES ?= 4000
 MODULE_SEQUENCES ?= 200
 # Which Molecule scenario `make test-hosts` runs: -s default, -s faults (reboots, cut links, drain), or --all.
 SCENARIO ?= -s default

@@ -80,6 +80,12 @@ class Cplane(Machine):
         kill=st.one_of(st.none(), st.none(), st.floats(0.01, 0.5)),
     )
     def wish(self, ids: List[int], names: List[str], state: str, mode: str, force: bool, kill: Optional[float]) -> None:
+        with self.chapter(f"{ids} {names} {state} {mode} force {force}, killed after {kill}"):
+            self._wish(ids, names, state, mode, force, kill)
+
+    def _wish(
+        self, ids: List[int], names: List[str], state: str, mode: str, force: bool, kill: Optional[float]
+    ) -> None:
         servers = [{"cplane_id": one, "controllers": names} for one in ids]
         args = {"servers": servers, "state": state, "socket_mode": mode, "force": force}
         before = self._picture()

@@ -47,7 +47,7 @@ TROUBLE = st.one_of(
     st.builds(lambda command, kind: ("fault", f"garble={command}:{kind}"),
               st.sampled_from(["list", "show", "borrow", "get-vdev"]), st.sampled_from(["binary", "truncated"])),
     st.sampled_from([("fault", "settle=0.3"), ("fault", "busy=all"), ("fault", "ask=add"), ("fault", "slow=0.05")]),
-    st.floats(0.01, 0.6).map(lambda seconds: ("kill", seconds)),
+    st.sampled_from(["list", "add", "available", "borrow", "return", "show"]).map(lambda command: ("hang", command)),
     st.floats(0.01, 0.6).map(lambda seconds: ("kill", seconds)),
 )  # fmt: skip
 MAYBE_TROUBLE = st.one_of(st.none(), TROUBLE)
@@ -200,7 +200,12 @@ class Modules(Machine):
 
         ``told``: whether the node's state alone decides; otherwise the tool may have a say.
         """
-        node = self._node(name)
+        with self.chapter(f"{module} on {name}: {dict(args)}, trouble: {trouble}"):
+            self._run_cycle(self._node(name), module, args, trouble, is_exact, told)
+
+    def _run_cycle(
+        self, node: Node, module: str, args: Mapping[str, Any], trouble: Trouble, is_exact: bool, told: bool
+    ) -> None:
         merged = {**node.args, **args}
         force = bool(args.get("force"))
         mark, ledger, shown = node.mark(), node.ledger(), self._shown(node)
@@ -230,6 +235,9 @@ class Modules(Machine):
         kind, what = trouble
         if kind == "kill":
             self.warm.run(module, args, kill_after=what)
+        elif kind == "hang":
+            node.fault(f"hang={what}")
+            self.warm.run(module, args, kill_after=0.3)
         else:
             node.fault(what)
             self._run(module, args)

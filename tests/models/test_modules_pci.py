@@ -74,6 +74,14 @@ class Pci(Machine):
     def _picture(self) -> Any:
         return {bdf: (self.node.driver(bdf), self._override(bdf)) for bdf in NATIVE}, self._numvfs(), self.node.pool()
 
+    def _is_quiet(self) -> bool:
+        """Whether the node has done what was written: a kernel does it within the write, which no kill can divide."""
+        files = [self.node.sysfs / "bus/pci/drivers_probe", *self.node.sysfs.glob("bus/pci/drivers/*/unbind")]
+        numvfs = (self.node.sysfs / "bus/pci/devices" / CARD / "sriov_numvfs").read_text().strip()
+        quiet = not any(path.read_text() for path in files) and numvfs == str(self._numvfs())
+        self.node.pool()  # what is being done holds the lock that this needs
+        return quiet and numvfs == str(self._numvfs())
+
     # - what others do
 
     @rule(bdf=st.sampled_from(["0000:01:00.0", "0000:02:00.0"]), where=st.sampled_from([None, "/srv", "/"]))
@@ -138,11 +146,16 @@ class Pci(Machine):
         return result
 
     def _cycle(self, module: str, args: Mapping[str, Any], force: bool, kill: Optional[float]) -> None:
+        with self.chapter(f"{module}: {dict(args)}, killed after: {kill}"):
+            self._run_cycle(module, args, force, kill)
+
+    def _run_cycle(self, module: str, args: Mapping[str, Any], force: bool, kill: Optional[float]) -> None:
         before = self._picture()
         check = self._run(module, args, check=True)
         assert self._picture() == before, "check mode changed something"
         if kill is not None:
             self.warm.run(module, args, env=self.env, kill_after=kill)
+            assert poll(self._is_quiet)
         done = self._run(module, args)
         self._is_safe(before, force)
         if kill is None:
