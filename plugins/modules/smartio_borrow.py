@@ -55,6 +55,9 @@ options:
   devices:
     description:
       - Several claims in one task. Every device goes to one claim at most.
+      - Where there are enough devices for all claims, each gets its own, in whatever order they are. Where there are
+        not, those that come first do, and those for O(devices[].all) get what is left.
+      - A device that a claim names by O(devices[].fdid) goes to that one, and takes on its label.
     type: list
     elements: dict
     suboptions:

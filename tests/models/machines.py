@@ -47,8 +47,8 @@ class Machine(RuleBasedStateMachine):
         try:
             yield
         except Exception as error:
-            error.add_note("\n".join(["The steps of this sequence:", *self._story]))
-            raise
+            steps = "\n".join(self._story)
+            raise AssertionError(f"{error}\nThe steps of this sequence:\n{steps}") from error
 
 
 def in_another_order(items: Sequence[Any], number: int) -> List[Any]:

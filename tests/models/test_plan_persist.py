@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, Dict, Mapping
 
 import pytest
 from ansible_collections.iofabric.sharing.plugins.module_utils._plan import Report, SharingError
-from ansible_collections.iofabric.sharing.plugins.module_utils._replay import persist, store
+from ansible_collections.iofabric.sharing.plugins.module_utils._replay import persist
 from ansible_collections.iofabric.sharing.tests.models.fabric import Killed
 from ansible_collections.iofabric.sharing.tests.models.machines import Machine, drive
 from hypothesis import strategies as st
@@ -137,8 +138,8 @@ class Persisting(Machine):
     def _die(self, params: Mapping[str, Any]) -> None:
         """A run that is killed when it has written all but the name of the file."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(store.os, "replace", _killed)
-            patch.setattr(persist.os, "unlink", _killed)
+            patch.setattr(os, "replace", _killed)
+            patch.setattr(os, "unlink", _killed)
             with contextlib.suppress(Killed):
                 self._run(params, False)
 
