@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Iterator
 
 import pytest
-from ansible_collections.iofabric.sharing.tests.models.fabric import Fault
+from ansible_collections.iofabric.sharing.tests.models.fabric import Fault, Quirks
 from ansible_collections.iofabric.sharing.tests.models.test_plan_borrowing import Borrowing, Claim
 from ansible_collections.iofabric.sharing.tests.models.test_plan_lending import Lending, Task
 from ansible_collections.iofabric.sharing.tests.models.test_plan_settings import Settings
@@ -137,6 +137,16 @@ def test_a_label_that_is_not_revived(borrowing: Borrowing) -> None:
     borrowing.borrow([claim(label="a", place=(12, ONE))], force=False, timeout=0, wait_for="none")
     borrowing.give_back([claim(OF_8)], False, "a", [Fault("return", "after", 5)])
     borrowing.borrow_with_trouble([claim({"node_id": 12})], False, [Fault("borrow", "die after")])
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("status", [5, 22])
+def test_what_was_borrowed_before_is_not_given_back(borrowing: Borrowing, strict: bool, status: int) -> None:
+    """Get-vdev fails once, and the tool lists what is borrowed as available."""
+    borrowing.node.quirks = Quirks(strict=strict, lent_word="")
+    borrowing.somebody_borrows((8, ONE), "borrow", rival=False)
+    borrowing.use((8, ONE), ("mounted at /srv",), False)
+    borrowing.borrow_with_trouble([claim({"serial": "S1"}, count=3)], False, [Fault("get-vdev", "before", status)])
 
 
 def test_a_return_that_does_not_happen(borrowing: Borrowing) -> None:

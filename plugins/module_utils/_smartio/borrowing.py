@@ -84,6 +84,7 @@ class Borrowing:
         self._pool = pool
         self._fabric = Fabric({}, {}, {}, {})
         self._taken: Set[str] = set()
+        self._found: Set[str] = set()  # of these: that may have been borrowed before
         self._drivers: Dict[str, Optional[str]] = {}
         self._tried: Dict[str, SharingError] = {}
         self._hopeless: Set[str] = set()
@@ -151,6 +152,7 @@ class Borrowing:
                 ledger.forget_device(fdid)
 
     def _borrow(self, fdid: str, share: Share, fabric: Fabric, ledger: Ledger) -> bool:
+        was_unsure = fdid in fabric.unanswered
         remembered = self._put_off_label(fdid, share.claim, ledger)
         try:
             done = self._heal_and_borrow(fdid, share.claim, ledger)
@@ -170,6 +172,8 @@ class Borrowing:
             self._drivers[fdid] = done.driver
         ledger.forget_device(fdid)  # what it was before: another device now
         self._taken.add(fdid)
+        if fdid not in self._healed and (was_unsure or (done is not None and done.already)):
+            self._found.add(fdid)
         self._busy.discard(fdid)
         for _last in self._host.deadline.pauses():
             vdev = self._vdev(fdid)
@@ -246,7 +250,10 @@ class Borrowing:
         return not others or any(fdid not in self._hopeless for fdid in others)
 
     def _give_back_partial(self, shares: Sequence[Share], fabric: Fabric, ledger: Ledger) -> Report:
-        """Return what this run took for claims that fall short; the report holds their errors."""
+        """Return what this run took for claims that fall short; the report holds their errors.
+
+        What ``get-vdev`` could not tell of, or ``borrow`` said to be borrowed already, may be somebody's, and stays.
+        """
         report = Report({})
         for share in shares:
             if share.misfits:
@@ -259,8 +266,11 @@ class Borrowing:
         filled = [share for share in shares if (share.filled or self._options.partial) and not share.misfits]
         keep = {fdid for share in filled for fdid in share.kept}
         for fdid in sorted(self._taken - keep):
+            if fdid in self._found:
+                self._taken.discard(fdid)
+                continue
             try:
-                self._host.tool.give_back(fdid)
+                self._give_back(fdid, str(fabric.vdevs.get(fdid) or ""))
             except SharingError as error:
                 error.details["label"] = ledger.borrowed.get(fdid)
                 report.errors.append((fdid, error))
@@ -273,6 +283,14 @@ class Borrowing:
             share.kept = [fdid for fdid in share.kept if fabric.here(fdid)]
         report.changed = bool(self._taken)
         return report
+
+    def _give_back(self, fdid: str, vdev: str) -> None:
+        """Return what this run borrowed, unless somebody was quick to use it."""
+        used = usage.observe([vdev], self._host.sysfs, self._host.proc) if vdev else {}
+        error = plan_return(fdid, vdev, used.get(vdev), force=False).error
+        if vdev and error is not None:
+            raise error
+        self._host.tool.give_back(fdid)
 
     def _wait(self, shares: Sequence[Share], fabric: Fabric, report: Report) -> None:
         """Wait until every device of a filled claim is as far as ``wait_for`` asks."""
