@@ -260,7 +260,7 @@ def test_a_device_that_is_in_use_elsewhere_is_not_even_unmounted(folder: Path) -
     table = f"{NODE}/proc/self/mountinfo"
     lines = "".join(
         f"36 22 {number} / {path} rw shared:1 - ext4 /dev/nvme0n1p1 rw\\n"
-        for path in (r"/srv/scratch\\\\040dir", "/mnt/other")
+        for path in (r"/srv/scratch\\040dir", "/mnt/other")
     )
     on("borrower1", f"cp {table} /root/mountinfo; printf '{lines}' >> {table}")
     claims = INVENTORY["all"]["children"]["borrowers"]["hosts"]["borrower1"]["borrower_claims"]
