@@ -29,8 +29,9 @@ def _usage_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """In memory there is no /proc to look at: the model of sysfs knows what uses a device."""
     real = usage.observe
 
-    def observe(bdfs: Any, sysfs: Any, proc: str) -> Dict[str, usage.Usage]:
-        found: Dict[str, usage.Usage] = sysfs.usage(bdfs) if hasattr(sysfs, "usage") else real(bdfs, sysfs, proc)
+    def observe(bdfs: Any, sysfs: Any, proc: str, **more: Any) -> Dict[str, usage.Usage]:
+        in_memory = hasattr(sysfs, "usage")
+        found: Dict[str, usage.Usage] = sysfs.usage(bdfs) if in_memory else real(bdfs, sysfs, proc, **more)
         return found
 
     monkeypatch.setattr(usage, "observe", observe)

@@ -100,6 +100,8 @@ def params(node: Node, claims: Sequence[Claim], state: str, force: bool, wait_fo
         "state": state,
         "force": force,
         "wait_for": wait_for,
+        "unmounted": [],
+        "ended": [],
     }
 
 
