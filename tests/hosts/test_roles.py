@@ -9,17 +9,13 @@ The tests build on each other: the first ones make the cluster that the later on
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Set, Tuple
+from typing import Any, Dict, Iterator, Set, Tuple
 
 import pytest
-from inside import hosts, on
+from ansible_collections.iofabric.sharing.tests.hosts import runs
+from ansible_collections.iofabric.sharing.tests.hosts.inside import hosts, on
 
-HERE = Path(__file__).parent
-PLAYBOOK = Path(sys.executable).with_name("ansible-playbook")
 SUITES = {"lender1": "bookworm", "lender2": "trixie", "borrower1": "bookworm", "borrower2": "trixie"}
 RECORD = "/etc/iofabric/sharing.json"
 NODE = "/run/iofabric-software-node"
@@ -125,51 +121,13 @@ def recorded(name: str) -> Dict[str, Any]:
     return found
 
 
-class Run:
-    """One run of ansible-playbook, and what every task answered."""
+class Run(runs.Run):
+    """A run of what these tests are about."""
 
     def __init__(self, folder: Path, *arguments: str, **variables: Any) -> None:
-        record = folder / "record.json"
-        record.unlink(missing_ok=True)
-        env = {
-            **os.environ,
-            "ANSIBLE_CALLBACK_PLUGINS": str(HERE / "callback"),
-            "ANSIBLE_CALLBACKS_ENABLED": "host_record",
-            "ANSIBLE_PIPELINING": "1",
-            "ANSIBLE_SSH_CONTROL_PATH_DIR": "/run/iofabric-hosts/ssh",
-            "HOST_RECORD": str(record),
-        }
         if "--limit" in arguments:  # the software nodes are there already
             arguments = (*arguments, "--tags", "lender,borrower")
-        words = [str(PLAYBOOK), "-i", str(folder / "inventory.json"), str(folder / "site.json"), *arguments]
-        done = subprocess.run(
-            [*words, "-e", json.dumps(variables)], env=env, capture_output=True, text=True, timeout=600, check=False
-        )
-        self.output = done.stdout + done.stderr
-        assert record.exists(), self.output
-        self.rows: List[Tuple[str, str, str, Dict[str, Any]]] = [tuple(row) for row in json.loads(record.read_text())]
-        self.rc = done.returncode
-
-    def with_status(self, *statuses: str) -> Set[Tuple[str, str]]:
-        """Host and task of what ended so."""
-        return {(host, task) for task, host, status, _result in self.rows if status in statuses}
-
-    @property
-    def changed(self) -> Set[Tuple[str, str]]:
-        """Host and task of what changed."""
-        return self.with_status("changed")
-
-    def failure(self, host: str) -> str:
-        """The sentence that a host failed with."""
-        sentences = [result["msg"] for _task, one, status, result in self.rows if (one, status) == (host, "failed")]
-        assert len(sentences) == 1, self.output
-        return str(sentences[0])
-
-    def warnings(self, host: str) -> str:
-        """What a host was warned of, by modules and in messages."""
-        results = [result for _task, one, _status, result in self.rows if one == host]
-        told = [str(one) for result in results for one in result.get("warnings", [])]
-        return "\n".join(told + [str(r["msg"]) for r in results if str(r.get("msg")).startswith("WARNING")])
+        super().__init__(folder, *arguments, **variables)
 
 
 @pytest.fixture(name="folder", scope="module")

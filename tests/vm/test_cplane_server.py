@@ -1,0 +1,178 @@
+# Copyright (c) 2026, the iofabric.sharing contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The role cplane_server over real controllers: drivers, hugepages, the native server as a process, and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, Iterator, List
+
+import pytest
+from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import bundle
+from ansible_collections.iofabric.sharing.tests.vm.guest import Disk, Guest
+from ansible_collections.iofabric.sharing.tests.vm.playing import Answer, apply_role, changes, failures
+
+STEPS = Path(__file__).with_name("inside") / "vfio_steps.py"
+MIB = 1 << 20
+SERVED = 7
+"""The control plane that vfio_steps.py has to do with."""
+
+
+class Host:
+    """A guest to which the role is applied."""
+
+    def __init__(self, guest: Guest) -> None:
+        self.guest = guest
+        # Clients find their library in the server's program.
+        guest.write("/tmp/cplaned.pyz", bundle.CPLANED.build())  # noqa: S108 - in the guest
+        guest.write("/tmp/steps.py", STEPS.read_bytes())  # noqa: S108
+
+    def step(self, *words: object) -> Any:
+        """What a step of vfio_steps.py answers."""
+        return json.loads(self.guest.run("python3 /tmp/steps.py " + " ".join(map(str, words)), timeout=300).stdout)
+
+    def apply(self, *instances: Dict[str, Any], check: bool = False, **more: Any) -> List[Answer]:
+        variables = {f"cplane_server_{name}": value for name, value in more.items()}
+        variables = {"cplane_server_manager": "process", **variables, "cplane_server_instances": list(instances)}
+        return apply_role(self.guest, "cplane_server", check=check, **variables)
+
+    def server(self, *serials: str, cplane_id: int = SERVED) -> Dict[str, Any]:
+        controllers = [self.guest.bdf(serial) for serial in serials]
+        return {"cplane_id": cplane_id, "controllers": controllers, "server": "native", "heap_size": "16M"}
+
+    def drivers(self, *serials: str) -> List[str]:
+        links = [f"/sys/bus/pci/devices/{self.guest.bdf(serial)}/driver" for serial in serials]
+        return [self.guest.run(f"basename $(readlink {link})").stdout.strip() for link in links]
+
+    def checksum(self, serial: str) -> str:
+        """Of the first 8 MiB of a disk, as the kernel's driver reads them."""
+        disk = self.guest.run(
+            f"cd /sys/bus/pci/devices/{self.guest.bdf(serial)}; until [ -e nvme/nvme*/nvme*n1 ]; do sleep 0.02; done; "
+            "name=$(basename nvme/nvme*/nvme*n1); until [ -e /dev/$name ]; do sleep 0.02; done; echo $name"
+        ).stdout.strip()
+        return self.guest.run(f"dd if=/dev/{disk} bs=1M count=8 iflag=direct 2> /dev/null | md5sum").stdout
+
+    def hold(self) -> int:
+        """Start a client that keeps queues of every controller; its process."""
+        pid: int = self.step("background", "hold", 2)
+        self.guest.run("until grep -q held /tmp/hold.out; do sleep 0.05; done", timeout=60)
+        return pid
+
+    def end(self, pid: int) -> None:
+        """End a client, and wait until its server has noticed."""
+        self.guest.run(f"kill -9 {pid}; while [ -e /proc/{pid} ]; do sleep 0.02; done")
+
+
+def rows(answers: List[Answer], task: str) -> Dict[int, Dict[str, Any]]:
+    """The servers that a task of the role answered, by their ids."""
+    found = [answer for answer in answers if answer.task == task and "servers" in answer]
+    return {row["cplane_id"]: row for answer in found for row in answer["servers"]}
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    disks = [Disk("ONE"), Disk("TWO"), Disk("MOUNTED"), Disk("PAIR-A"), Disk("PAIR-B", beside=True)]
+    with Guest(disks) as guest:
+        yield Host(guest)
+
+
+def test_drives_are_bound_served_and_given_back_with_their_data(host: Host) -> None:
+    guest, wanted = host.guest, host.server("ONE", "TWO")
+    for name in ("ONE", "TWO"):
+        assert host.checksum(name)
+        disk = guest.run(f"basename /sys/bus/pci/devices/{guest.bdf(name)}/nvme/nvme*/nvme*n1").stdout.strip()
+        guest.run(f"dd if=/dev/urandom of=/dev/{disk} bs=1M count=8 oflag=direct 2> /dev/null")
+    before = [host.checksum(name) for name in ("ONE", "TWO")]
+
+    check = host.apply(wanted, hugepages=32, check=True)
+    assert (failures(check), host.drivers("ONE", "TWO")) == ([], ["nvme", "nvme"])
+    first = host.apply(wanted, hugepages=32)
+    assert failures(first) == []
+    assert changes(check) == changes(first) == ["Reserve hugepages now", "Start servers"]
+    predicted, done = rows(check, "Start servers")[SERVED], rows(first, "Start servers")[SERVED]
+    assert predicted["action"] == done["action"] == "bind, start"
+    assert sorted(row["uri"] for row in done["controllers"]) == sorted(wanted["controllers"])
+    assert host.drivers("ONE", "TWO") == ["vfio-pci", "vfio-pci"]
+    for again in (host.apply(wanted, hugepages=32), host.apply(wanted, hugepages=32, check=True)):
+        assert (failures(again), changes(again)) == ([], [])
+    assert "huge pages" not in guest.run(f"cat /run/iofabric/cplane/{SERVED}.log").stdout
+    written = host.step("session", 0, "ONE", 16 * MIB)
+
+    client = host.hold()
+    refused = host.apply(wanted, state="absent")
+    assert failures(refused) == [
+        f"control plane {SERVED}: 1 client is connected; end them first, give drain_timeout, or force: true"
+    ]
+    assert host.drivers("ONE", "TWO") == ["vfio-pci", "vfio-pci"]
+    host.end(client)
+
+    check = host.apply(wanted, state="absent", drain_timeout=30, check=True)
+    gone = host.apply(wanted, state="absent", drain_timeout=30)
+    assert (failures(check), failures(gone)) == ([], [])
+    assert changes(check) == changes(gone) == ["Stop servers"]
+    stopped = [rows(answers, "Stop servers")[SERVED]["action"] for answers in (check, gone)]
+    assert stopped == ["stop, give_back"] * 2
+    assert host.drivers("ONE", "TWO") == ["nvme", "nvme"]
+    assert [host.checksum(name) for name in ("ONE", "TWO")] == before
+    assert host.step("kernel_reads", guest.bdf("ONE"), 16 * MIB, written["nbytes"]) == written["sha256"]
+    assert changes(host.apply(wanted, state="absent")) == []
+
+
+def test_what_is_in_use_is_refused_and_the_others_are_served(host: Host) -> None:
+    guest, mounted, pair = host.guest, host.guest.bdf("MOUNTED"), host.guest.bdf("PAIR-A")
+    disk = guest.run(f"basename /sys/bus/pci/devices/{mounted}/nvme/nvme*/nvme*n1").stdout.strip()
+    guest.run(f"modprobe ext4 && mkfs.ext4 -q /dev/{disk} && mount /dev/{disk} /mnt && echo kept > /mnt/file")
+    wanted = [host.server("ONE"), host.server("MOUNTED", cplane_id=8), host.server("PAIR-A", cplane_id=9)]
+    check = host.apply(*wanted, check=True)
+    first = host.apply(*wanted)
+    again = host.apply(*wanted)
+    words = [
+        f"2 of 3 servers failed: control plane 8: {mounted} is in use: mounted at /mnt ({disk}); free it first; "
+        f"control plane 9: {pair} shares its IOMMU group "
+    ]
+    for answers in (check, first, again):
+        assert [message[: len(words[0])] for message in failures(answers)] == words
+        assert failures(answers)[0].endswith("or bind the others with iofabric.sharing.pci_driver")
+    assert (changes(check), changes(first), changes(again)) == (["Start servers"], ["Start servers"], [])
+    alive = {number: row["alive"] for number, row in rows(first, "Start servers").items()}
+    assert alive == {SERVED: True, 8: False, 9: False}
+    assert host.drivers("ONE", "MOUNTED", "PAIR-A", "PAIR-B") == ["vfio-pci", "nvme", "nvme", "nvme"]
+    assert guest.run("cat /mnt/file").stdout == "kept\n"
+    guest.run("umount /mnt")
+    served = host.apply(*wanted[:2])
+    assert (failures(served), rows(served, "Start servers")[8]["action"]) == ([], "bind, start")
+    guest.run("! ls /run/iofabric/cplane/9.*")
+    assert failures(host.apply(*wanted, state="absent")) == []
+    assert host.drivers("ONE", "MOUNTED", "PAIR-A") == ["nvme", "nvme", "nvme"]
+
+
+def test_what_a_client_keeps_is_given_back_when_it_ends(host: Host) -> None:
+    wanted, one = host.server("ONE"), host.guest.bdf("ONE")
+    first = host.apply(wanted)
+    assert failures(first) == []
+    client = host.hold()
+    host.end(rows(first, "Start servers")[SERVED]["pid"])
+    for check in (True, False):
+        kept = host.apply({**wanted, "state": "stopped"}, check=check)
+        words = f"may be open by python3 (pid {client}), which was handed a device of VFIO; free it first"
+        assert failures(kept) == [f"control plane {SERVED}: {one} is in use: {words}"]
+        assert changes(kept) == []
+    assert host.drivers("ONE") == ["vfio-pci"]
+    host.end(client)
+    back = host.apply({**wanted, "state": "stopped"})
+    assert (failures(back), rows(back, "Stop servers")[SERVED]["action"]) == ([], "give_back")
+    assert host.drivers("ONE") == ["nvme"]
+
+
+def test_what_had_the_driver_before_keeps_it(host: Host) -> None:
+    wanted, two = host.server("TWO"), host.guest.bdf("TWO")
+    unbound = host.apply(wanted, driver="none")
+    assert f"{two} has the driver nvme, and can be served only with vfio-pci; bind it first" in failures(unbound)[0]
+    host.step("bind", "vfio-pci", two)
+    first = host.apply(wanted)
+    assert (failures(first), rows(first, "Start servers")[SERVED]["action"]) == ([], "start")
+    assert failures(host.apply(wanted, state="absent")) == []
+    assert host.drivers("TWO") == ["vfio-pci"]
+    host.step("bind", "default", two)
