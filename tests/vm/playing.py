@@ -70,9 +70,16 @@ def failures(answers: Sequence[Answer]) -> List[str]:
 
 
 def run_plays(
-    guest: Guest, plays: Sequence[Mapping[str, Any]], *, check: bool = False, timeout: float = 300
+    guest: Guest,
+    plays: Sequence[Mapping[str, Any]],
+    *,
+    groups: Sequence[str] = (),
+    check: bool = False,
+    timeout: float = 300,
 ) -> List[Answer]:
     """Runs the plays of a playbook, whose only host is ``guest``; the answers of all tasks that were run, in order.
+
+    ``groups`` are those of the inventory that the host is in.
 
     A playbook that Ansible refuses, or that is not done in time, is an AssertionError. A failed task is not.
     """
@@ -80,7 +87,9 @@ def run_plays(
         playbook, results = Path(scratch, "playbook.json"), Path(scratch, "results")
         playbook.write_text(json.dumps(plays), encoding="utf-8")
         inventory = Path(scratch, "inventory.json")
-        inventory.write_text(json.dumps({"all": {"hosts": {"guest": _variables(guest)}}}), encoding="utf-8")
+        children = {group: {"hosts": {"guest": {}}} for group in groups}
+        whole = {"all": {"hosts": {"guest": _variables(guest)}, "children": children}}
+        inventory.write_text(json.dumps(whole), encoding="utf-8")
         results.touch()
         program = Path(sys.executable).with_name("ansible-playbook")
         done = subprocess.run(

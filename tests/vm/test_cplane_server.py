@@ -5,15 +5,26 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 from pathlib import Path
 from typing import Any, Dict, Iterator, List
 
 import pytest
 from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import bundle
 from ansible_collections.iofabric.sharing.tests.vm.guest import Disk, Guest
-from ansible_collections.iofabric.sharing.tests.vm.playing import Answer, apply_role, changes, failures
+from ansible_collections.iofabric.sharing.tests.vm.playing import (
+    Answer,
+    apply_role,
+    changes,
+    failures,
+    play,
+    run_plays,
+    task,
+)
 
+SOFTWARE_NODE = Path(__file__).parents[2] / "roles/software_node/files/software_node"
 STEPS = Path(__file__).with_name("inside") / "vfio_steps.py"
 MIB = 1 << 20
 SERVED = 7
@@ -73,7 +84,7 @@ def rows(answers: List[Answer], task: str) -> Dict[int, Dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[Host]:
-    disks = [Disk("ONE"), Disk("TWO"), Disk("MOUNTED"), Disk("PAIR-A"), Disk("PAIR-B", beside=True)]
+    disks = [Disk("ONE"), Disk("TWO"), Disk("MOUNTED"), Disk("PAIR-A"), Disk("PAIR-B", beside=True), Disk("LENT")]
     with Guest(disks) as guest:
         yield Host(guest)
 
@@ -176,3 +187,83 @@ def test_what_had_the_driver_before_keeps_it(host: Host) -> None:
     assert failures(host.apply(wanted, state="absent")) == []
     assert host.drivers("TWO") == ["vfio-pci"]
     host.step("bind", "default", two)
+
+
+# A node's own sysfs has the kernel module of SmartIO in it, and not the host's devices; here they are side by side.
+PLACES = {"tool": "/run/node/sbin/smartio_tool", "sysfs": "/run/sysfs"}
+NODE = """
+set -e
+ip link set lo up
+mkdir /run/sysfs /run/node
+for name in block bus class dev devices kernel; do ln -s /sys/$name /run/sysfs/$name; done
+ln -s /run/node/sysfs/module /run/sysfs/module
+cd /opt
+python3 -m software_node daemon --config /run/node.json --dir /run/node > /run/node.out 2>&1 &
+until grep -q ready /run/node.out; do sleep 0.05; kill -0 $!; done
+"""
+
+
+def test_what_is_borrowed_is_served_refused_to_be_returned_and_drained(host: Host) -> None:
+    """A node lends its own drive to itself: so the label means a real controller."""
+    guest, lent = host.guest, host.guest.bdf("LENT")
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        tar.add(SOFTWARE_NODE, "software_node", filter=lambda info: None if "__pycache__" in info.name else info)
+    guest.run("mkdir -p /opt; tar x -C /opt", stdin=archive.getvalue())
+    config = {"name": "guest", "node_id": 4, "port": 4711, "sysfs": "/sys", "devices": [{"bdf": lent}], "peers": []}
+    guest.write("/run/node.json", json.dumps(config))
+    before = host.checksum("LENT")
+    guest.run(NODE)
+    defaults = {"group/iofabric.sharing.smartio": PLACES}
+    wanted = {"cplane_id": SERVED, "controllers": ["claim:drive"], "server": "native", "heap_size": "16M"}
+    variables = {"places": PLACES, "driver": "vfio-pci"}
+    check = host.apply(wanted, check=True, **variables)
+    assert (failures(check), rows(check, "Start servers")[SERVED]["action"]) == ([], "pending")
+    claim = {"select": {"node_id": 4}, "label": "drive"}
+    lend, borrow = play(
+        guest, task("smartio_device", bdf=lent), task("smartio_borrow", devices=[claim]), module_defaults=defaults
+    )
+    assert (lend["devices"][0]["state"], borrow["devices"][0]["vdev"], borrow["devices"][0]["driver"]) == (
+        "available",
+        lent,
+        "nvme",
+    )
+    check = host.apply(wanted, check=True, **variables)
+    first = host.apply(wanted, **variables)
+    again = host.apply(wanted, **variables)
+    assert [failures(answers) for answers in (check, first, again)] == [[], [], []]
+    assert [changes(answers) for answers in (check, first, again)] == [["Start servers"], ["Start servers"], []]
+    server = rows(first, "Start servers")[SERVED]
+    assert (server["action"], server["controllers"][0]["uri"], host.drivers("LENT")) == (
+        "bind, start",
+        lent,
+        ["vfio-pci"],
+    )
+    written = host.step("session", 0, "LENT", 16 * MIB)
+
+    (kept,) = play(guest, task("smartio_borrow", devices=[claim], state="returned"), module_defaults=defaults)
+    assert f"open by python3 (pid {server['pid']})" in kept["msg"]
+    assert (kept.changed, host.drivers("LENT")) == (False, ["vfio-pci"])
+
+    for is_check in (True, False):
+        drained = run_plays(
+            guest,
+            [
+                {
+                    "name": "Drain",
+                    "ansible.builtin.import_playbook": "iofabric.sharing.drain",
+                    "vars": {"drain_borrower": "guest", "smartio_places": PLACES, "cplane_server_manager": "process"},
+                }
+            ],
+            groups=("borrowers", "cplane_servers"),
+            check=is_check,
+        )
+        assert failures(drained) == []
+        assert changes(drained) == ["Stop servers", "Return the devices"]
+        assert rows(drained, "Stop servers")[SERVED]["action"] == "stop, give_back"
+    (back,) = play(
+        guest, task("smartio_device", bdf=lent, state="absent", borrowers_checked=True), module_defaults=defaults
+    )
+    assert (back["devices"][0]["state"], back["devices"][0]["driver"]) == ("absent", "nvme")
+    assert host.checksum("LENT") == before
+    assert host.step("kernel_reads", lent, 16 * MIB, written["nbytes"]) == written["sha256"]
