@@ -9,13 +9,14 @@ import contextlib
 import io
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any, Dict, Iterator, List
 from unittest import mock
 
 import pytest
 from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import launch
-from ansible_collections.iofabric.sharing.tests.unit.plugins.modules.cplane.lab import Lab
+from ansible_collections.iofabric.sharing.tests.unit.plugins.modules.cplane.lab import Lab, alive, wait_for
 from ansible_collections.iofabric.sharing.tests.unit.plugins.modules.test_pci_driver import ONE, TWO, Node
 
 WRONG = "0000:de:0d.0"
@@ -44,6 +45,13 @@ class Host:
     @property
     def bound(self) -> Path:
         return self.lab.state / "7.bound.json"
+
+    def kill(self) -> None:
+        """End the server without a word."""
+        pid = self.lab.served()
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not alive(pid))
 
     def use(self, bdf: str) -> Path:
         """Put a device to a use that sysfs tells."""
@@ -100,10 +108,10 @@ def test_another_device_at_the_same_address_is_not_given_back(host: Host) -> Non
 
 
 def test_a_server_killed_by_hand_leaves_its_drives_to_the_next_run(host: Host) -> None:
-    pid = host.cycle("bind, start", ONE)["pid"]
-    os.kill(pid, 9)
+    host.cycle("bind, start", ONE)
+    host.kill()
     host.cycle("start", ONE)
-    os.kill(host.lab.served() or 0, 9)
+    host.kill()
     host.stop("give_back")
     assert host.drivers(ONE) == ["nvme"]
 
@@ -123,9 +131,7 @@ def test_what_is_in_use_is_refused_whatever_is_forced(host: Host, force: bool) -
 
 def test_a_use_that_came_later_keeps_it_from_going_back(host: Host) -> None:
     host.cycle("bind, start", ONE)
-    pid = host.lab.served()
-    assert pid is not None
-    os.kill(pid, 9)
+    host.kill()
     used = host.use(ONE)
     host.lab.refused(f"{ONE} is in use: 2 virtual functions are enabled; free it first", state="stopped")
     assert host.bound.exists() and host.drivers(ONE) == ["vfio-pci"]
