@@ -199,7 +199,7 @@ for name in block bus class dev devices kernel; do ln -s /sys/$name /run/sysfs/$
 ln -s /run/node/sysfs/module /run/sysfs/module
 cd /opt
 python3 -m software_node daemon --config /run/node.json --dir /run/node > /run/node.out 2>&1 &
-until grep -q ready /run/node.out; do sleep 0.05; kill -0 $!; done
+until grep -qs ready /run/node.out; do sleep 0.05; kill -0 $! || { cat /run/node.out >&2; exit 1; }; done
 """
 
 
@@ -210,7 +210,7 @@ def test_what_is_borrowed_is_served_refused_to_be_returned_and_drained(host: Hos
     with tarfile.open(fileobj=archive, mode="w") as tar:
         tar.add(SOFTWARE_NODE, "software_node", filter=lambda info: None if "__pycache__" in info.name else info)
     guest.run("mkdir -p /opt; tar x -C /opt", stdin=archive.getvalue())
-    config = {"name": "guest", "node_id": 4, "port": 4711, "sysfs": "/sys", "devices": [{"bdf": lent}], "peers": []}
+    config = {"name": "guest", "node_id": 4, "port": 4711, "sysfs": "/sys", "devices": [{"bdf": lent}]}
     guest.write("/run/node.json", json.dumps(config))
     before = host.checksum("LENT")
     guest.run(NODE)
