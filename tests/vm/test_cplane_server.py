@@ -106,8 +106,8 @@ def test_drives_are_bound_served_and_given_back_with_their_data(host: Host) -> N
     assert predicted["action"] == done["action"] == "bind, start"
     assert sorted(row["uri"] for row in done["controllers"]) == sorted(wanted["controllers"])
     assert host.drivers("ONE", "TWO") == ["vfio-pci", "vfio-pci"]
-    for again in (host.apply(wanted, hugepages=32), host.apply(wanted, hugepages=32, check=True)):
-        assert (failures(again), changes(again)) == ([], [])
+    again = host.apply(wanted, hugepages=32)
+    assert (failures(again), changes(again)) == ([], [])
     assert "huge pages" not in guest.run(f"cat /run/iofabric/cplane/{SERVED}.log").stdout
     written = host.step("session", 0, "ONE", 16 * MIB)
 
@@ -138,15 +138,14 @@ def test_what_is_in_use_is_refused_and_the_others_are_served(host: Host) -> None
     wanted = [host.server("ONE"), host.server("MOUNTED", cplane_id=8), host.server("PAIR-A", cplane_id=9)]
     check = host.apply(*wanted, check=True)
     first = host.apply(*wanted)
-    again = host.apply(*wanted)
     words = [
         f"2 of 3 servers failed: control plane 8: {mounted} is in use: mounted at /mnt ({disk}); free it first; "
         f"control plane 9: {pair} shares its IOMMU group "
     ]
-    for answers in (check, first, again):
+    for answers in (check, first):
         assert [message[: len(words[0])] for message in failures(answers)] == words
         assert failures(answers)[0].endswith("or bind the others with iofabric.sharing.pci_driver")
-    assert (changes(check), changes(first), changes(again)) == (["Start servers"], ["Start servers"], [])
+    assert (changes(check), changes(first)) == (["Start servers"], ["Start servers"])
     alive = {number: row["alive"] for number, row in rows(first, "Start servers").items()}
     assert alive == {SERVED: True, 8: False, 9: False}
     assert host.drivers("ONE", "MOUNTED", "PAIR-A", "PAIR-B") == ["vfio-pci", "nvme", "nvme", "nvme"]
@@ -155,7 +154,12 @@ def test_what_is_in_use_is_refused_and_the_others_are_served(host: Host) -> None
     served = host.apply(*wanted[:2])
     assert (failures(served), rows(served, "Start servers")[8]["action"]) == ([], "bind, start")
     guest.run("! ls /run/iofabric/cplane/9.*")
-    assert failures(host.apply(*wanted, state="absent")) == []
+    # A client of the other server has a device, too, and the kernel does not tell which.
+    client = host.hold()
+    stopped = host.apply({**wanted[1], "state": "stopped"})
+    assert (failures(stopped), host.drivers("ONE", "MOUNTED")) == ([], ["vfio-pci", "nvme"])
+    host.end(client)
+    assert failures(host.apply(state="absent", drain_timeout=30)) == []
     assert host.drivers("ONE", "MOUNTED", "PAIR-A") == ["nvme", "nvme", "nvme"]
 
 
@@ -165,11 +169,10 @@ def test_what_a_client_keeps_is_given_back_when_it_ends(host: Host) -> None:
     assert failures(first) == []
     client = host.hold()
     host.end(rows(first, "Start servers")[SERVED]["pid"])
-    for check in (True, False):
-        kept = host.apply({**wanted, "state": "stopped"}, check=check)
-        words = f"may be open by python3 (pid {client}), which was handed a device of VFIO; free it first"
-        assert failures(kept) == [f"control plane {SERVED}: {one} is in use: {words}"]
-        assert changes(kept) == []
+    kept = host.apply({**wanted, "state": "stopped"})
+    words = f"may be open by python3 (pid {client}), which was handed a device of VFIO; free it first"
+    assert failures(kept) == [f"control plane {SERVED}: {one} is in use: {words}"]
+    assert changes(kept) == []
     assert host.drivers("ONE") == ["vfio-pci"]
     host.end(client)
     back = host.apply({**wanted, "state": "stopped"})
@@ -179,8 +182,6 @@ def test_what_a_client_keeps_is_given_back_when_it_ends(host: Host) -> None:
 
 def test_what_had_the_driver_before_keeps_it(host: Host) -> None:
     wanted, two = host.server("TWO"), host.guest.bdf("TWO")
-    unbound = host.apply(wanted, driver="none")
-    assert f"{two} has the driver nvme, and can be served only with vfio-pci; bind it first" in failures(unbound)[0]
     host.step("bind", "vfio-pci", two)
     first = host.apply(wanted)
     assert (failures(first), rows(first, "Start servers")[SERVED]["action"]) == ([], "start")

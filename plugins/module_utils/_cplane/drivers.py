@@ -19,9 +19,9 @@ from .._pci.driver import DEFAULT, Binding, Want
 from .._pci.sysfs import Sysfs
 from .._plan import Deadline, Report, SharingError
 from .errors import ConfigError
-from .holders import vfio_holders
+from .holders import is_sole_holder, vfio_holders
 from .managers import Registry, Taken
-from .vfio import NVME_CLASS
+from .vfio import DRIVER, NVME_CLASS
 from .wanted import NONE, Wanted
 
 
@@ -84,10 +84,21 @@ class Drivers:
             if holders:
                 raise usage.in_use(bdf, [f"open by {holder}" for holder in holders], forceable=False)
 
-    def give_back(self, cplane_id: int, keep: Sequence[str] = ()) -> None:
-        """Let the kernel choose a driver for what was bound for a server, all but those to ``keep``."""
+    def is_sole_holder(self, cplane_id: int, server: int) -> bool:
+        """Whether it is certain that nobody but its server has what was bound for it."""
+        bound = self.registry.bound(cplane_id)
+        return all(
+            bound[bdf].driver == DRIVER and is_sole_holder(server, bdf, self.proc) for bdf in self.taken(cplane_id)
+        )
+
+    def give_back(self, cplane_id: int, keep: Sequence[str] = (), is_free: bool = False) -> None:
+        """Let the kernel choose a driver for what was bound for a server, all but those to ``keep``.
+
+        ``is_free`` says that its server was the only one who had it. Then a client of another server, of which the
+        kernel does not tell what it has, is no reason against it.
+        """
         bdfs = self.taken(cplane_id, keep)
-        report = self._run(bdfs, DEFAULT, check=False) if bdfs else Report({})
+        report = self._run(bdfs, DEFAULT, check=False, force=is_free) if bdfs else Report({})
         left = [*keep, *self.taken(cplane_id, keep)]
         found = self.registry.bound(cplane_id)
         self.registry.save_bound(cplane_id, {bdf: taken for bdf, taken in found.items() if bdf in left})
@@ -107,8 +118,8 @@ class Drivers:
     def _driver(self, bdf: str) -> Optional[str]:
         return Sysfs(self.sysfs).driver(bdf)
 
-    def _run(self, bdfs: Sequence[str], driver: str, check: bool) -> Report:
-        want = Want(tuple(bdfs), driver, has_options=False)
+    def _run(self, bdfs: Sequence[str], driver: str, check: bool, force: bool = False) -> Report:
+        want = Want(tuple(bdfs), driver, force=force, has_options=False)
         return Binding(Sysfs(self.sysfs), self.proc, Deadline(self.timeout)).run(want, (), check)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
 
 from .._plan import Action, Deadline, Item, Outcome, Plan, Report, Resource, SharingError
 from .._smartio.errors import ToolMissing
@@ -137,6 +137,7 @@ class Serving:
         self._registry = Registry(state_dir)
         self._drivers = Drivers(self._registry, places["sysfs"], places["proc"], timeout)
         self._timeout = timeout
+        self._free: Set[int] = set()  # ids whose server alone had its controllers when it was stopped
 
     def run(self, check: bool) -> Report:
         """Observe, plan and, unless ``check``, apply and look again."""
@@ -250,7 +251,8 @@ class Serving:
         if action.command == STOP:
             self._stop(target.cplane_id, target.have)
         elif action.command == GIVE_BACK:
-            self._drivers.give_back(target.cplane_id, target.wanted.real if target.wanted else ())
+            keep = target.wanted.real if target.wanted else ()
+            self._drivers.give_back(target.cplane_id, keep, target.cplane_id in self._free)
         elif action.command == BIND and target.wanted is not None:
             self._drivers.bind(target.wanted)
         elif target.wanted is not None and target.means is not None:
@@ -282,6 +284,9 @@ class Serving:
 
     def _stop(self, cplane_id: int, have: Have) -> None:
         self._drain(cplane_id)
+        server = have.process.pid if have.process else have.pid
+        if server is not None and self._drivers.is_sole_holder(cplane_id, server):
+            self._free.add(cplane_id)
         if have.waiting is not None:
             self._manager(SystemdManager.name).stop(cplane_id, self._timeout, self._options.force)
         elif have.process is not None:
