@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterator, List
 
 import pytest
 from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import bundle
+from ansible_collections.iofabric.sharing.tests.unit.plugins.module_utils._cplane.test_golden import Replay
 from ansible_collections.iofabric.sharing.tests.vm.guest import Disk, Guest
 from ansible_collections.iofabric.sharing.tests.vm.playing import (
     Answer,
@@ -26,6 +27,7 @@ from ansible_collections.iofabric.sharing.tests.vm.playing import (
 
 SOFTWARE_NODE = Path(__file__).parents[2] / "roles/software_node/files/software_node"
 STEPS = Path(__file__).with_name("inside") / "vfio_steps.py"
+RECORD = Path(__file__).parents[1] / "unit/plugins/module_utils/_cplane/samples/native-server-vfio.json"
 MIB = 1 << 20
 SERVED = 7
 """The control plane that vfio_steps.py has to do with."""
@@ -82,6 +84,15 @@ def rows(answers: List[Answer], task: str) -> Dict[int, Dict[str, Any]]:
     return {row["cplane_id"]: row for answer in found for row in answer["servers"]}
 
 
+def compare_with_record(log: List[Dict[str, Any]]) -> None:
+    """The record that the emulated server is held to is still what the server answers over real controllers."""
+    recorded = json.loads(RECORD.read_text())["log"]
+    assert [entry["fds"] for entry in log] == [entry["fds"] for entry in recorded]
+    for number, (then, now) in enumerate(zip(recorded, log)):
+        assert now["request"][:64] == then["request"][:64], number
+        Replay(None).compare(bytes.fromhex(then["reply"]), bytes.fromhex(now["reply"]), f"request {number}")
+
+
 @pytest.fixture(scope="module")
 def host() -> Iterator[Host]:
     disks = [Disk("ONE"), Disk("TWO"), Disk("MOUNTED"), Disk("PAIR-A"), Disk("PAIR-B", beside=True), Disk("LENT")]
@@ -109,6 +120,7 @@ def test_drives_are_bound_served_and_given_back_with_their_data(host: Host) -> N
     again = host.apply(wanted, hugepages=32)
     assert (failures(again), changes(again)) == ([], [])
     assert "huge pages" not in guest.run(f"cat /run/iofabric/cplane/{SERVED}.log").stdout
+    compare_with_record(host.step("converse"))
     written = host.step("session", 0, "ONE", 16 * MIB)
 
     client = host.hold()
