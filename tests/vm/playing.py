@@ -87,7 +87,7 @@ def run_plays(
         playbook, results = Path(scratch, "playbook.json"), Path(scratch, "results")
         playbook.write_text(json.dumps(plays), encoding="utf-8")
         inventory = Path(scratch, "inventory.json")
-        children = {group: {"hosts": {"guest": {}}} for group in groups}
+        children: Dict[str, Any] = {group: {"hosts": {"guest": {}}} for group in groups}
         whole = {"all": {"hosts": {"guest": _variables(guest)}, "children": children}}
         inventory.write_text(json.dumps(whole), encoding="utf-8")
         results.touch()

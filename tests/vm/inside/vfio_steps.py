@@ -231,7 +231,8 @@ class Recording(Connection):
 
 def converse() -> List[Dict[str, Any]]:
     """A session with two controllers, as bytes: all that a client without a GPU can ask, and what is refused."""
-    with Recording() as connection:
+    recording = Recording()
+    with recording as connection:
         connection.status(0)
         connection.status(1)
         assert failure(connection.alloc_ioqpair, 0, 16) == -107
@@ -253,7 +254,7 @@ def converse() -> List[Dict[str, Any]]:
             connection.free_buf(buffer)
             assert failure(connection.free_buf, buffer) < 0
         connection.status(0)
-        return connection.log
+    return recording.log
 
 
 def check_records(attached: Attached, status: Status) -> None:
