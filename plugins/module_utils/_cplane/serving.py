@@ -251,13 +251,20 @@ class Serving:
         if action.command == STOP:
             self._stop(target.cplane_id, target.have)
         elif action.command == GIVE_BACK:
-            keep = target.wanted.real if target.wanted else ()
-            self._drivers.give_back(target.cplane_id, keep, target.cplane_id in self._free)
+            self._give_back(target)
         elif action.command == BIND and target.wanted is not None:
             self._drivers.bind(target.wanted)
         elif target.wanted is not None and target.means is not None:
             perform = self._start if action.command == START else self._configure
             perform(target.wanted, target.have, target.means)
+
+    def _give_back(self, target: Target) -> None:
+        try:
+            keep = target.wanted.real if target.wanted else ()
+            self._drivers.give_back(target.cplane_id, keep, target.cplane_id in self._free)
+        except SharingError as error:
+            words = f"what was bound for control plane {target.cplane_id} was not given back: {error.message}"
+            raise SharingError(words, **error.details) from None
 
     def _manager(self, name: str) -> ProcessManager | SystemdManager:
         if name == SystemdManager.name:
