@@ -175,30 +175,21 @@ def test_what_is_in_use_is_refused_and_the_others_are_served(host: Host) -> None
     assert host.drivers("ONE", "MOUNTED", "PAIR-A") == ["nvme", "nvme", "nvme"]
 
 
-def test_what_a_client_keeps_is_given_back_when_it_ends(host: Host) -> None:
-    wanted, one = host.server("ONE"), host.guest.bdf("ONE")
+def test_what_a_client_keeps_is_given_back_when_it_ends_and_what_had_the_driver_keeps_it(host: Host) -> None:
+    wanted, one, two = host.server("ONE", "TWO"), host.guest.bdf("ONE"), host.guest.bdf("TWO")
+    host.step("bind", "vfio-pci", two)
     first = host.apply(wanted)
-    assert failures(first) == []
+    assert (failures(first), rows(first, "Start servers")[SERVED]["action"]) == ([], "bind, start")
     client = host.hold()
     host.end(rows(first, "Start servers")[SERVED]["pid"])
     kept = host.apply({**wanted, "state": "stopped"})
     words = f"may be open by python3 (pid {client}), which was handed a device of VFIO; free it first"
     assert failures(kept) == [f"control plane {SERVED}: {one} is in use: {words}"]
-    assert changes(kept) == []
-    assert host.drivers("ONE") == ["vfio-pci"]
+    assert (changes(kept), host.drivers("ONE", "TWO")) == ([], ["vfio-pci", "vfio-pci"])
     host.end(client)
     back = host.apply({**wanted, "state": "stopped"})
     assert (failures(back), rows(back, "Stop servers")[SERVED]["action"]) == ([], "give_back")
-    assert host.drivers("ONE") == ["nvme"]
-
-
-def test_what_had_the_driver_before_keeps_it(host: Host) -> None:
-    wanted, two = host.server("TWO"), host.guest.bdf("TWO")
-    host.step("bind", "vfio-pci", two)
-    first = host.apply(wanted)
-    assert (failures(first), rows(first, "Start servers")[SERVED]["action"]) == ([], "start")
-    assert failures(host.apply(wanted, state="absent")) == []
-    assert host.drivers("TWO") == ["vfio-pci"]
+    assert host.drivers("ONE", "TWO") == ["nvme", "vfio-pci"]
     host.step("bind", "default", two)
 
 
@@ -241,11 +232,10 @@ def test_what_is_borrowed_is_served_refused_to_be_returned_and_drained(host: Hos
         lent,
         "nvme",
     )
-    check = host.apply(wanted, check=True, **variables)
     first = host.apply(wanted, **variables)
     again = host.apply(wanted, **variables)
-    assert [failures(answers) for answers in (check, first, again)] == [[], [], []]
-    assert [changes(answers) for answers in (check, first, again)] == [["Start servers"], ["Start servers"], []]
+    assert [failures(answers) for answers in (first, again)] == [[], []]
+    assert [changes(answers) for answers in (first, again)] == [["Start servers"], []]
     server = rows(first, "Start servers")[SERVED]
     assert (server["action"], server["controllers"][0]["uri"], host.drivers("LENT")) == (
         "bind, start",
