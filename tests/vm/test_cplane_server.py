@@ -59,13 +59,21 @@ class Host:
         links = [f"/sys/bus/pci/devices/{self.guest.bdf(serial)}/driver" for serial in serials]
         return [self.guest.run(f"basename $(readlink {link})").stdout.strip() for link in links]
 
-    def checksum(self, serial: str) -> str:
-        """Of the first 8 MiB of a disk, as the kernel's driver reads them."""
-        disk = self.guest.run(
+    def disk(self, serial: str) -> str:
+        """The name of a disk, once the kernel's driver has it."""
+        return self.guest.run(
             f"cd /sys/bus/pci/devices/{self.guest.bdf(serial)}; until [ -e nvme/nvme*/nvme*n1 ]; do sleep 0.02; done; "
             "name=$(basename nvme/nvme*/nvme*n1); until [ -e /dev/$name ]; do sleep 0.02; done; echo $name"
         ).stdout.strip()
-        return self.guest.run(f"dd if=/dev/{disk} bs=1M count=8 iflag=direct 2> /dev/null | md5sum").stdout
+
+    def checksum(self, serial: str) -> str:
+        """Of the first 8 MiB of a disk, as the kernel's driver reads them."""
+        return self.guest.run(f"dd if=/dev/{self.disk(serial)} bs=1M count=8 iflag=direct 2> /dev/null | md5sum").stdout
+
+    def fill(self, serial: str) -> str:
+        """Write the first 8 MiB of a disk; their checksum."""
+        self.guest.run(f"dd if=/dev/urandom of=/dev/{self.disk(serial)} bs=1M count=8 oflag=direct 2> /dev/null")
+        return self.checksum(serial)
 
     def hold(self) -> int:
         """Start a client that keeps queues of every controller; its process."""
@@ -102,11 +110,7 @@ def host() -> Iterator[Host]:
 
 def test_drives_are_bound_served_and_given_back_with_their_data(host: Host) -> None:
     guest, wanted = host.guest, host.server("ONE", "TWO")
-    for name in ("ONE", "TWO"):
-        assert host.checksum(name)
-        disk = guest.run(f"basename /sys/bus/pci/devices/{guest.bdf(name)}/nvme/nvme*/nvme*n1").stdout.strip()
-        guest.run(f"dd if=/dev/urandom of=/dev/{disk} bs=1M count=8 oflag=direct 2> /dev/null")
-    before = [host.checksum(name) for name in ("ONE", "TWO")]
+    before = [host.fill(name) for name in ("ONE", "TWO")]
 
     check = host.apply(wanted, hugepages=32, check=True)
     assert (failures(check), host.drivers("ONE", "TWO")) == ([], ["nvme", "nvme"])
@@ -145,7 +149,7 @@ def test_drives_are_bound_served_and_given_back_with_their_data(host: Host) -> N
 
 def test_what_is_in_use_is_refused_and_the_others_are_served(host: Host) -> None:
     guest, mounted, pair = host.guest, host.guest.bdf("MOUNTED"), host.guest.bdf("PAIR-A")
-    disk = guest.run(f"basename /sys/bus/pci/devices/{mounted}/nvme/nvme*/nvme*n1").stdout.strip()
+    disk = host.disk("MOUNTED")
     guest.run(f"modprobe ext4 && mkfs.ext4 -q /dev/{disk} && mount /dev/{disk} /mnt && echo kept > /mnt/file")
     wanted = [host.server("ONE"), host.server("MOUNTED", cplane_id=8), host.server("PAIR-A", cplane_id=9)]
     check = host.apply(*wanted, check=True)
@@ -207,66 +211,57 @@ until grep -qs ready /run/node.out; do sleep 0.05; kill -0 $! || { cat /run/node
 """
 
 
-def test_what_is_borrowed_is_served_refused_to_be_returned_and_drained(host: Host) -> None:
-    """A node lends its own drive to itself: so the label means a real controller."""
-    guest, lent = host.guest, host.guest.bdf("LENT")
+def start_node(guest: Guest, bdf: str) -> None:
+    """Start a software node that has a controller of the guest's."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         tar.add(SOFTWARE_NODE, "software_node", filter=lambda info: None if "__pycache__" in info.name else info)
     guest.run("mkdir -p /opt; tar x -C /opt", stdin=archive.getvalue())
-    config = {"name": "guest", "node_id": 4, "port": 4711, "sysfs": "/sys", "devices": [{"bdf": lent}]}
+    config = {"name": "guest", "node_id": 4, "port": 4711, "sysfs": "/sys", "devices": [{"bdf": bdf}]}
     guest.write("/run/node.json", json.dumps(config))
-    before = host.checksum("LENT")
     guest.run(NODE)
-    defaults = {"group/iofabric.sharing.smartio": PLACES}
+
+
+def smartio(guest: Guest, *tasks: Dict[str, Any]) -> List[Answer]:
+    return play(guest, *tasks, module_defaults={"group/iofabric.sharing.smartio": PLACES})
+
+
+def drain(guest: Guest, check: bool) -> List[Answer]:
+    variables = {"drain_borrower": "guest", "smartio_places": PLACES, "cplane_server_manager": "process"}
+    playbook = {"name": "Drain", "ansible.builtin.import_playbook": "iofabric.sharing.drain", "vars": variables}
+    return run_plays(guest, [playbook], groups=("borrowers", "cplane_servers"), check=check)
+
+
+def test_what_is_borrowed_is_served_refused_to_be_returned_and_drained(host: Host) -> None:
+    """A node lends its own drive to itself: so the label means a real controller."""
+    guest, lent = host.guest, host.guest.bdf("LENT")
+    before = host.fill("LENT")
+    start_node(guest, lent)
     wanted = {"cplane_id": SERVED, "controllers": ["claim:drive"], "server": "native", "heap_size": "16M"}
-    variables = {"places": PLACES, "driver": "vfio-pci"}
-    check = host.apply(wanted, check=True, **variables)
-    assert (failures(check), rows(check, "Start servers")[SERVED]["action"]) == ([], "pending")
     claim = {"select": {"node_id": 4}, "label": "drive"}
-    lend, borrow = play(
-        guest, task("smartio_device", bdf=lent), task("smartio_borrow", devices=[claim]), module_defaults=defaults
-    )
-    assert (lend["devices"][0]["state"], borrow["devices"][0]["vdev"], borrow["devices"][0]["driver"]) == (
-        "available",
-        lent,
-        "nvme",
-    )
-    first = host.apply(wanted, **variables)
-    again = host.apply(wanted, **variables)
+    check = host.apply(wanted, check=True, places=PLACES, driver="vfio-pci")
+    assert (failures(check), rows(check, "Start servers")[SERVED]["action"]) == ([], "pending")
+    lend, borrow = smartio(guest, task("smartio_device", bdf=lent), task("smartio_borrow", devices=[claim]))
+    assert lend["devices"][0]["state"] == "available"
+    assert (borrow["devices"][0]["vdev"], borrow["devices"][0]["driver"]) == (lent, "nvme")
+
+    first = host.apply(wanted, places=PLACES, driver="vfio-pci")
+    again = host.apply(wanted, places=PLACES, driver="vfio-pci")
     assert [failures(answers) for answers in (first, again)] == [[], []]
     assert [changes(answers) for answers in (first, again)] == [["Start servers"], []]
     server = rows(first, "Start servers")[SERVED]
-    assert (server["action"], server["controllers"][0]["uri"], host.drivers("LENT")) == (
-        "bind, start",
-        lent,
-        ["vfio-pci"],
-    )
+    assert (server["action"], server["controllers"][0]["uri"]) == ("bind, start", lent)
+    assert host.drivers("LENT") == ["vfio-pci"]
     written = host.step("session", 0, "LENT", 16 * MIB)
 
-    (kept,) = play(guest, task("smartio_borrow", devices=[claim], state="returned"), module_defaults=defaults)
+    (kept,) = smartio(guest, task("smartio_borrow", devices=[claim], state="returned"))
     assert f"open by python3 (pid {server['pid']})" in kept["msg"]
     assert (kept.changed, host.drivers("LENT")) == (False, ["vfio-pci"])
 
-    for is_check in (True, False):
-        drained = run_plays(
-            guest,
-            [
-                {
-                    "name": "Drain",
-                    "ansible.builtin.import_playbook": "iofabric.sharing.drain",
-                    "vars": {"drain_borrower": "guest", "smartio_places": PLACES, "cplane_server_manager": "process"},
-                }
-            ],
-            groups=("borrowers", "cplane_servers"),
-            check=is_check,
-        )
-        assert failures(drained) == []
-        assert changes(drained) == ["Stop servers", "Return the devices"]
+    for drained in (drain(guest, check=True), drain(guest, check=False)):
+        assert (failures(drained), changes(drained)) == ([], ["Stop servers", "Return the devices"])
         assert rows(drained, "Stop servers")[SERVED]["action"] == "stop, give_back"
-    (back,) = play(
-        guest, task("smartio_device", bdf=lent, state="absent", borrowers_checked=True), module_defaults=defaults
-    )
+    (back,) = smartio(guest, task("smartio_device", bdf=lent, state="absent", borrowers_checked=True))
     assert (back["devices"][0]["state"], back["devices"][0]["driver"]) == ("absent", "nvme")
     assert host.checksum("LENT") == before
     assert host.step("kernel_reads", lent, 16 * MIB, written["nbytes"]) == written["sha256"]
