@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List
 
 import pytest
-from ansible_collections.iofabric.sharing.tests.hosts.inside import hosts, on
-from ansible_collections.iofabric.sharing.tests.hosts.runs import Run
+from ansible_collections.iofabric.sharing.tests.hosts.inside import Run, hosts, on
 
 STAND_IN = Path(__file__).parents[1] / "unit/plugins/modules/cplane"
 NODE = "/run/iofabric-software-node"
@@ -100,7 +99,7 @@ def _folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def play(folder: Path, name: str, *arguments: str, **variables: Any) -> Run:
     """A run of one of the collection's playbooks that nothing may fail in."""
-    run = Run(folder, *arguments, playbook=f"iofabric.sharing.{name}", **variables)
+    run = Run(folder, "-i", str(folder / "inventory.json"), f"iofabric.sharing.{name}", *arguments, **variables)
     assert run.rc == 0, run.output
     return run
 

@@ -433,10 +433,11 @@ def _not_up(fdid: str, vdev: str, driver: Optional[str], options: Options, host:
 class Returning:
     """One run that returns what claims are about and this node has borrowed."""
 
-    def __init__(self, host: Host, claims: Sequence[Claim], force: bool) -> None:
+    def __init__(self, host: Host, claims: Sequence[Claim], force: bool, ending: usage.Ending) -> None:
         self._host = host
         self._claims = claims
         self._force = force
+        self._ending = ending
 
     def run(self, check: bool) -> Report:
         """Observe, plan and, unless ``check``, return and read back."""
@@ -445,7 +446,7 @@ class Returning:
             fabric = self._observe(pool, ledger)
             errors = [error for claim in self._claims for error in self._unreadable(claim, fabric)]
             targets = dict.fromkeys(fdid for claim in self._claims for fdid in meant(claim, fabric))
-            plan = self._plan([fdid for fdid in targets if fdid in pool.entries or fabric.held(fdid)], fabric)
+            plan = self._plan([fdid for fdid in targets if fdid in pool.entries or fabric.held(fdid)], fabric, check)
             rows = [
                 row(self._host, fdid, fabric.label_of(fdid), fabric.shown.get(fdid), fabric.vdevs.get(fdid), "none")
                 for fdid in targets
@@ -482,9 +483,10 @@ class Returning:
         text = "%s: %s is borrowed here, but whether it is meant cannot be told (%s); return it by fdid or label"
         return [told_of(claim, SharingError(text % (claim.written, fdid, reasons[fdid]))) for fdid in unread]
 
-    def _plan(self, fdids: Sequence[str], fabric: Fabric) -> Plan:
+    def _plan(self, fdids: Sequence[str], fabric: Fabric, check: bool) -> Plan:
         here = {fdid: str(fabric.vdevs[fdid]) for fdid in fdids if fabric.here(fdid)}
-        used = usage.observe(here.values(), self._host.sysfs, self._host.proc)
+        ending = self._ending if check else usage.Ending()
+        used = usage.observe(here.values(), self._host.sysfs, self._host.proc, ending=ending)
         items = []
         for fdid in fdids:
             if fdid not in here and fabric.held(fdid):
@@ -568,10 +570,11 @@ def resource(params: Mapping[str, Any]) -> NodeResource:
     if not returning and any(claim.fdid is None and claim.select is None for claim in claims):
         raise SharingError("a label alone says only what to return: give fdid or select to borrow")
     options = Options(wait_for=params["wait_for"], force=params["force"])
+    ending = usage.Ending(frozenset(map(os.path.normpath, params["unmounted"])), frozenset(params["ended"]))
 
     def run(host: Host, check: bool) -> Report:
         return (
-            Returning(host, claims, options.force).run(check)
+            Returning(host, claims, options.force, ending).run(check)
             if returning
             else Borrowing(host, claims, options).run(check)
         )
