@@ -32,11 +32,12 @@ def is_safe(path: str) -> bool:
         found = os.lstat(path)
     except OSError:
         return True  # nothing there, or nothing that could be run or replaced
-    return (
-        not stat.S_ISLNK(found.st_mode)
-        and found.st_uid in (0, os.geteuid())
-        and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    )
+    return not stat.S_ISLNK(found.st_mode) and is_owned(found)
+
+
+def is_owned(found: os.stat_result) -> bool:
+    """Whether only this user or root can write what was looked at."""
+    return found.st_uid in (0, os.geteuid()) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def refuse_unsafe(path: str, option: str) -> None:

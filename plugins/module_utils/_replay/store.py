@@ -10,6 +10,7 @@ but a value of another kind than it must be is an error that names its place.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replac
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Type, TypeVar
 
 from .._plan import SharingError
-from .._program import replace_file
+from .._program import is_owned, replace_file
 from .._smartio.connections import Connection
 from .._smartio.host import ARGUMENTS, Places
 
@@ -234,15 +235,30 @@ def read_bytes(path: str) -> Optional[bytes]:
     """The file as it is; None where there is none, StoreError where it cannot be read."""
     try:
         # What is not a plain file could block for ever.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise StoreError(f"{path} is not a file; remove it, and record anew (run the site playbook)")
-            return file.read(_MOST_BYTES)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            _check(path, os.fstat(fd))
+            with open(fd, "rb", closefd=False) as file:
+                return file.read(_MOST_BYTES)
+        finally:
+            os.close(fd)
     except FileNotFoundError:
         return None
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise StoreError(f"{path} is a symbolic link; remove it, and record anew (run the site playbook)") from None
         raise StoreError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}; correct its mode") from None
+
+
+def _check(path: str, found: os.stat_result) -> None:
+    """Refuse what is no file, and what anybody but root or this user could have written: it names programs to run."""
+    if not stat.S_ISREG(found.st_mode):
+        raise StoreError(f"{path} is not a file; remove it, and record anew (run the site playbook)")
+    if not is_owned(found):
+        raise StoreError(
+            f"{path} belongs to another user or can be written by others, so nothing in it is believed; "
+            "remove it, and record anew (run the site playbook)"
+        )
 
 
 def parse(path: str, data: bytes) -> Sharing:

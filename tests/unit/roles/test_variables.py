@@ -149,6 +149,17 @@ BORROWERS: Dict[str, Dict[str, Any]] = {
             {**UPLINK, "mount": {"path": "/srv/"}},
         ]
     },
+    "mistaken": {
+        "borrower_claims": [
+            {**SCRATCH, "mount": {"path": "/etc"}},
+            UPLINK,
+            {**UPLINK, "label": "again", "mount": {"path": "/var/lib/again"}},
+        ],
+        "borrower_p2p": [
+            {"source": "scrach", "destination": "uplink"},
+            {"source": "scrach", "destination": "0x48300"},
+        ],
+    },
 }
 
 TOLD = """
@@ -363,4 +374,12 @@ def test_claims_that_cannot_be_told_apart(told: Dict[str, Any]) -> None:
         "label scratch is claimed 2 times; give every claim a label of its own",
         "mount.path srv must be an absolute path below /, of one claim only",
         "mount.path /srv must be an absolute path below /, of one claim only",
+    ]
+
+
+def test_claims_that_cannot_be_meant(told: Dict[str, Any]) -> None:
+    assert told["b_mistaken"]["borrower_obstacles"] == [
+        "mount.path /etc is a folder of the system, which would be hidden; choose another one",
+        "fdid 48200 is claimed by uplink and again; a device goes to one claim only",
+        "borrower_p2p: there is no claim with the label scrach; there are scratch, uplink, again",
     ]

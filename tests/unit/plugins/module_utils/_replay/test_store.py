@@ -148,13 +148,41 @@ def test_what_is_no_such_file_is_told(tmp_path: Path, content: bytes) -> None:
 
 
 def test_what_is_no_file_at_all_is_told(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"cannot be read|is not a file"):
+    with pytest.raises(StoreError, match="is not a file; remove it"):
         store.read(str(tmp_path))
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(StoreError, match="is not a file"):
         store.read(str(tmp_path / "pipe"))
     with pytest.raises(StoreError, match="cannot be written"):
         store.write("/proc/nowhere/sharing.json", Sharing())
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
+def test_what_others_can_write_is_not_believed(tmp_path: Path, mode: int) -> None:
+    """It names a program that root runs."""
+    path = tmp_path / "sharing.json"
+    store.write(str(path), Sharing())
+    path.chmod(mode)
+    with pytest.raises(StoreError, match=f"{path} belongs to another user or can be written by others"):
+        store.read(str(path))
+    path.chmod(0o644)
+    assert store.read(str(path)) == Sharing()
+
+
+def test_a_file_of_another_user_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "sharing.json"
+    store.write(str(path), Sharing())
+    os.chown(path, max(os.geteuid(), 1), -1)
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    with pytest.raises(StoreError, match="belongs to another user"):
+        store.read(str(path))
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    store.write(str(tmp_path / "elsewhere.json"), Sharing())
+    (tmp_path / "sharing.json").symlink_to("elsewhere.json")
+    with pytest.raises(StoreError, match="is a symbolic link; remove it"):
+        store.read(str(tmp_path / "sharing.json"))
 
 
 JSON = st.recursive(
