@@ -21,6 +21,11 @@ export HOSTS_DIR
 # Where the image of the guests is kept.
 VM_DIR ?= $(CURDIR)/.build/vm
 export VM_DIR
+# How often `make fuzz` runs each target, and which ones (all by default).
+FUZZ_RUNS ?= 100000
+FUZZ_TARGETS ?=
+# How many targets run side by side.
+FUZZ_JOBS ?= 2
 # What `make demo` runs, with the environment's Python.
 DEMO_RUNNER := extensions/demo/run.py
 
@@ -28,6 +33,7 @@ VENV := .venv
 VENV_LINT := .venv-lint
 VENV_SANITY := .venv-sanity
 VENV_HOSTS := .venv-hosts
+VENV_FUZZ := .venv-fuzz
 COLLECTION := .build/collections/ansible_collections/iofabric/sharing
 # Which packages mypy checks: those that run on a node.
 MYPY_PACKAGES := -p ansible_collections.iofabric.sharing.plugins.module_utils
@@ -51,7 +57,7 @@ export ANSIBLE_ASYNC_DIR := $(CURDIR)/.build/ansible/async
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/.build/collections
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.build/hypothesis
 
-.PHONY: help demo test lint sanity test-hosts test-roles prepare-hosts test-vm prepare-vm clean FORCE
+.PHONY: help demo test fuzz fuzz-keep lint sanity test-hosts test-roles prepare-hosts test-vm prepare-vm clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -62,6 +68,14 @@ demo: $(VENV)/demo.stamp $(COLLECTION) ## share devices between four software no
 
 test: $(VENV)/dev.stamp $(COLLECTION) ## run all tests that need no root
 	$(VENV)/bin/python -m pytest tests/unit -n $(PYTEST_WORKERS) --dist loadgroup -ra $(PYTEST_ARGS)
+
+IN_FUZZ = PYTHONPATH="$(CURDIR)/.build/collections" $(VENV_FUZZ)/bin/python -B -m ansible_collections.iofabric.sharing.tests.fuzz
+
+fuzz: $(VENV_FUZZ)/fuzz.stamp $(COLLECTION) ## run parsers, servers and sysfs readers on inputs that Atheris makes up
+	$(IN_FUZZ) --runs $(FUZZ_RUNS) --jobs $(FUZZ_JOBS) $(FUZZ_TARGETS)
+
+fuzz-keep: $(VENV_FUZZ)/fuzz.stamp $(COLLECTION) ## keep in tests/fuzz/corpus what `make fuzz` found worth it
+	$(IN_FUZZ).keep $(FUZZ_TARGETS)
 
 lint: $(VENV_LINT)/lint.stamp $(COLLECTION) ## run ruff, mypy, shellcheck, yamllint, ansible-lint, antsibull-docs, antsibull-changelog, reuse
 	@mkdir -p .build/home
@@ -145,4 +159,9 @@ $(VENV_SANITY)/sanity.stamp: requirements-sanity.txt requirements-demo.txt .buil
 $(VENV_HOSTS)/hosts.stamp: requirements-hosts.txt requirements-demo.txt .build/python
 	"$$(head -n 1 .build/python)" -m venv --clear $(VENV_HOSTS)
 	$(VENV_HOSTS)/bin/python $(PIP_INSTALL) -r requirements-hosts.txt
+	@touch $@
+
+$(VENV_FUZZ)/fuzz.stamp: requirements-fuzz.txt .build/python
+	"$$(head -n 1 .build/python)" -m venv --clear $(VENV_FUZZ)
+	$(VENV_FUZZ)/bin/python $(PIP_INSTALL) -r requirements-fuzz.txt
 	@touch $@

@@ -1,0 +1,68 @@
+# Copyright (c) 2026, the iofabric.sharing contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One target under Atheris, in a process of its own: it ends with the process, as libFuzzer has it.
+
+``python -m ansible_collections.iofabric.sharing.tests.fuzz.engine TARGET RUNS [LIBFUZZER-ARGUMENT...]``; the last line
+of standard output is JSON: how many executions there were, and what is wrong apart from inputs that failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from typing import List
+
+import atheris
+
+from .target import Target, load
+
+COLLECTION = "ansible_collections.iofabric.sharing"
+
+
+class Counted:
+    """Counts executions, and looks once they are all done whether threads or descriptors are left behind."""
+
+    def __init__(self, target: Target, runs: int) -> None:
+        self._target = target
+        self._runs = runs
+        self._count = 0
+        self._before = (0, 0)
+
+    def run(self, data: bytes) -> None:
+        """Execute one input."""
+        self._target.run(data)
+        self._count += 1
+        if self._count == WARM:
+            self._before = self._held()
+        if self._count == self._runs:
+            print(json.dumps({"executions": self._count, "leaks": self._leaks()}), flush=True)
+
+    def _held(self) -> "tuple[int, int]":
+        self._target.settle()
+        return len(threading.enumerate()), len(os.listdir("/proc/self/fd"))
+
+    def _leaks(self) -> List[str]:
+        if self._count <= WARM:
+            return []
+        pairs = zip(("threads", "descriptors"), self._before, self._held())
+        return [f"{before} {what} became {after}" for what, before, after in pairs if after > before]
+
+
+WARM = 100
+"""Executions after which everything that is kept for all of them is there."""
+
+
+def main(name: str, runs: int, arguments: List[str]) -> None:
+    """Never returns."""
+    with atheris.instrument_imports(include=[f"{COLLECTION}.plugins.module_utils"]):
+        target = load(name)
+    counted = Counted(target, runs)
+    atheris.Setup([name, f"-runs={runs}", f"-max_len={target.longest}", *arguments], counted.run)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
