@@ -40,7 +40,7 @@ class Run:
         self._runs = runs
         self._place = WORK / name
         self._log = self._place / "log"
-        self._old: "set[Path]" = set()
+        self._old: set[Path] = set()
         self.problems: List[str] = []
 
     def execute(self) -> str:
@@ -119,8 +119,8 @@ def main() -> int:
         for line in pool.map(Run.execute, runs):
             print(line, flush=True)
     failed = [run.name for run in runs if run.problems]
-    seconds = time.monotonic() - begin
-    print(f"fuzz: {len(runs) - len(failed)} of {len(runs)} targets held, {chosen.runs} executions each, {seconds:.0f} s")
+    held, seconds = len(runs) - len(failed), time.monotonic() - begin
+    print(f"fuzz: {held} of {len(runs)} targets held, {chosen.runs} executions each, {seconds:.0f} s")
     return 1 if failed else 0
 
 

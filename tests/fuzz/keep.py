@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Takes over into the corpus what runs have found of interest (`make fuzz-keep`), as few and as small as will do.
 
-An input is kept if it takes the code from one line to another in a way that no seed and no smaller input does. What is
-in the corpus already has no privilege. Needs no Atheris.
+An input is kept if it takes the code from one instruction to another, or so often, as no seed and no smaller input
+does. What is in the corpus already has no privilege. Needs no Atheris.
 """
 
 from __future__ import annotations
@@ -12,52 +12,56 @@ from __future__ import annotations
 import hashlib
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Callable, Optional, Set, Tuple
 
 from .target import CORPUS, FOUND, MODULES, SUFFIX, WORK, Target, load
 
-Step = Tuple[str, int, int]
+Step = Tuple[CodeType, int, int]
+Feature = Tuple[Step, int]
 UNDER_TEST = "/plugins/module_utils/"
 
 
 class Trace:
-    """The steps from line to line of the code under test, in all threads."""
+    """The steps from instruction to instruction of the code under test, in all threads."""
 
     def __init__(self) -> None:
-        self.steps: Set[Step] = set()
+        self._steps: Counter[Step] = Counter()
 
-    def of(self, run: Callable[[bytes], None], data: bytes) -> Set[Step]:
-        """The steps that one input makes."""
-        self.steps = set()
-        sys.settrace(self._called)
+    def of(self, run: Callable[[bytes], None], data: bytes) -> Set[Feature]:
+        """The steps that one input makes, each with the magnitude of how often."""
+        self._steps = Counter()
+        sys.settrace(self.called)
         try:
             run(data)
         finally:
             sys.settrace(None)
-        return self.steps
+        return {(step, count.bit_length()) for step, count in self._steps.copy().items()}
 
-    def _called(self, frame: FrameType, _event: str, _arg: Any) -> Optional[Callable[..., Any]]:
-        name = frame.f_code.co_filename
-        if UNDER_TEST not in name:
+    def called(self, frame: FrameType, _event: str, _arg: Any) -> Optional[Callable[..., Any]]:
+        """What sys.settrace wants: how to follow a call; None for code of others."""
+        code, last = frame.f_code, -1
+        if UNDER_TEST not in code.co_filename:
             return None
-        last = 0
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
 
-        def line(inner: FrameType, event: str, _arg: Any) -> Callable[..., Any]:
+        def step(inner: FrameType, event: str, _arg: Any) -> Callable[..., Any]:
             nonlocal last
-            if event == "line":
-                self.steps.add((name, last, inner.f_lineno))
-                last = inner.f_lineno
-            return line
+            if event == "opcode":
+                self._steps[(code, last, inner.f_lasti)] += 1
+                last = inner.f_lasti
+            return step
 
-        return line
+        return step
 
 
 def keep(name: str, target: Target) -> str:
     """Choose a target's corpus anew; returns the line about it."""
-    trace, known = Trace(), set()
-    threading.settrace(trace._called)  # servers start their threads at the first input
+    trace = Trace()
+    known: Set[Feature] = set()
+    threading.settrace(trace.called)  # servers start their threads at the first input
     for seed in target.seeds():
         known |= trace.of(target.run, seed)
     known |= set().union(*(trace.of(target.run, path.read_bytes()) for path in (FOUND / name).glob("*" + SUFFIX)))
@@ -75,7 +79,7 @@ def keep(name: str, target: Target) -> str:
     return f"{name:<14} {len(chosen):>4} inputs of {len(candidates)} kept, {size} bytes"
 
 
-def _write(place: Path, chosen: "dict[str, bytes]") -> None:
+def _write(place: Path, chosen: dict[str, bytes]) -> None:
     place.mkdir(parents=True, exist_ok=True)
     for path in place.iterdir():
         if path.name not in chosen:

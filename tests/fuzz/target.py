@@ -22,6 +22,12 @@ Item = TypeVar("Item")
 
 MODULES = {
     "tool_output": "tool_output",
+    "address": "addresses",
+    "lspci_filter": "addresses",
+    "ledger": "records",
+    "sharing_json": "records",
+    "wire": "wire",
+    "client": "client",
 }
 """Every target, and the module of this folder that has it."""
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the iofabric.sharing contributors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What fuzzing found once stays mended, and what its corpus reaches holds: without Atheris, one input after the other."""
+"""What fuzzing found once stays mended, and what its corpus reaches holds; without Atheris."""
 
 from __future__ import annotations
 
