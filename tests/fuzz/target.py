@@ -28,6 +28,8 @@ MODULES = {
     "sharing_json": "records",
     "wire": "wire",
     "client": "client",
+    "controller": "controller",
+    "server": "server",
 }
 """Every target, and the module of this folder that has it."""
 
