@@ -21,17 +21,19 @@ SUFFIX = ".bin"
 Item = TypeVar("Item")
 
 MODULES = {
-    "tool_output": "tool_output",
-    "address": "addresses",
-    "lspci_filter": "addresses",
-    "ledger": "records",
-    "sharing_json": "records",
-    "wire": "wire",
+    "server": "server",
+    "usage": "node_files",
     "client": "client",
     "controller": "controller",
-    "server": "server",
+    "proc": "node_files",
+    "tool_output": "tool_output",
+    "ledger": "records",
+    "sharing_json": "records",
+    "address": "addresses",
+    "lspci_filter": "addresses",
+    "wire": "wire",
 }
-"""Every target, and the module of this folder that has it."""
+"""Every target, and the module of this folder that has it; what takes longest comes first."""
 
 
 @dataclass(frozen=True)
