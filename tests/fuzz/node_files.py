@@ -268,7 +268,7 @@ def fill(files: Files, taker: Taker) -> None:
                 path, Node(stat.S_IFLNK, target=taker.chunk().decode("utf-8", "surrogateescape").replace("\0", ""))
             )
         else:
-            files.write(path, taker.chunk())
+            files.write(path, taker.chunk() * (1 if taker.flag() else taker.number()))
     look(files)
 
 
