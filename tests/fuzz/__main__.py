@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -56,9 +58,12 @@ class Run:
         self._judge(status, result)
         coverage, count, size = done.groups() if done else ("?", "?", "?")
         line = f"{self.name:<14} {result.get('executions', 0):>8} executions {seconds:>6.1f} s"
+        line += f" ({result.get('processor', 0.0):>5.1f} s of processor)"
         new = len(list((self._place / "corpus").iterdir()))
         line += f"   coverage {coverage:>5}   corpus {count:>5} ({size}, {new} of them not kept yet)"
-        return "\n  ".join([line, *self.problems, *(text.splitlines()[-60:] if self.problems else ())])
+        # Without the lines of progress.
+        said = [one for one in text.splitlines() if not one.startswith(("#", "INFO:"))]
+        return "\n  ".join([line, *self.problems, *(said[-40:] if self.problems else ())])
 
     def _prepare(self, target: Target) -> None:
         shutil.rmtree(self._place / "seeds", ignore_errors=True)
@@ -76,10 +81,14 @@ class Run:
         arguments += ["-reload=0", *([f"-dict={self._place / 'words'}"] if target.words else [])]
         places = [self._place / "corpus", self._place / "seeds", CORPUS / self.name, FOUND / self.name]
         command = [sys.executable, "-m", f"{__package__}.engine", self.name, str(self._runs), *arguments]
-        with self._log.open("wb") as log:
+        command += [str(place) for place in places if place.is_dir()]
+        # In memory where there is such a place: some targets write a file for each input.
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - the name in it is made up
+        with self._log.open("wb") as log, tempfile.TemporaryDirectory(prefix="f", dir=memory) as folder:
             try:
                 return subprocess.run(
-                    [*command, *(str(place) for place in places if place.is_dir())],
+                    command,
+                    env={**os.environ, "TMPDIR": folder},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -87,7 +96,7 @@ class Run:
                     check=False,
                 ).returncode
             except subprocess.TimeoutExpired:
-                self.problems.append(f"was ended after {TARGET_SECONDS} s")
+                self.problems.append(f"FAILED: was ended after {TARGET_SECONDS} s")
                 return 1
 
     def _failing(self) -> List[Path]:

@@ -52,19 +52,18 @@ class Server:
             if field.code.endswith("s"):
                 values[field.name] = taker.chunk()[: int(field.code[:-1])]
             else:
-                size = struct.calcsize(field.code)
-                # Mostly what could be meant: a small number, or a whole page of the heap.
-                values[field.name] = [
-                    lambda: taker.number() * 4096,
-                    taker.number,
-                    lambda size=size: taker.number(size),
-                    lambda: HEAP,
-                ][taker.number() % 4]() & (1 << 8 * size) - 1
+                values[field.name] = self._number(struct.calcsize(field.code))
         status = [0, 0, 0, -5, -71, 1 << 31, 1, -22][taker.number() % 8]
         message = Message(op, taker.number(), values, nfds=taker.number() % 4)
         data = message.encode_reply()
         version = 4 if taker.number() < 250 else taker.number()
         return data[:4] + struct.pack("<I", version) + struct.pack("<I", status & 0xFFFFFFFF) + data[12:]
+
+    def _number(self, size: int) -> int:
+        """Mostly what could be meant: a small number, or a whole page of the heap."""
+        kind = self._taker.number() % 4
+        value = HEAP if kind == 3 else self._taker.number(size if kind == 2 else 1)
+        return (value << 12 if kind == 0 else value) & (1 << 8 * size) - 1
 
     def _send(self, data: bytes, count: int) -> None:
         if not data:

@@ -4,15 +4,18 @@
 """One target under Atheris, in a process of its own: it ends with the process, as libFuzzer has it.
 
 ``python -m ansible_collections.iofabric.sharing.tests.fuzz.engine TARGET RUNS [LIBFUZZER-ARGUMENT...]``; the last line
-of standard output is JSON: how many executions there were, and what is wrong apart from inputs that failed.
+of standard output is JSON: how many executions there were, what they took of the processor in seconds, and what is wrong apart from inputs.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import threading
+import time
 from typing import List
 
 import atheris
@@ -21,6 +24,7 @@ from .target import MODULES, Target, load
 
 OUR_OWN = [f"{__package__}.{module}" for module in (*MODULES.values(), "memory_files")]
 """What is not under test: it would take time, and be taken for something of interest."""
+_PR_SET_PDEATHSIG = 1
 
 
 class Counted:
@@ -39,7 +43,8 @@ class Counted:
         if self._count == WARM:
             self._before = self._held()
         if self._count == self._runs:
-            print(json.dumps({"executions": self._count, "leaks": self._leaks()}), flush=True)
+            result = {"executions": self._count, "processor": time.process_time(), "leaks": self._leaks()}
+            print(json.dumps(result), flush=True)
 
     def _held(self) -> tuple[int, int]:
         self._target.settle()
@@ -57,7 +62,8 @@ WARM = 100
 
 
 def main(name: str, runs: int, arguments: List[str]) -> None:
-    """Never returns."""
+    """Never returns. Whoever started it may be killed, and is then not to be outlived."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     with atheris.instrument_imports(include=["ansible_collections"], exclude=OUR_OWN):
         target = load(name)
     counted = Counted(target, runs)

@@ -73,7 +73,7 @@ def keep(name: str, target: Target) -> str:
         if steps:
             known |= steps
             chosen[hashlib.sha256(data).hexdigest()[:16] + SUFFIX] = data
-    threading.settrace(None)  # type: ignore[arg-type]  # which is how it is ended
+    threading.settrace(None)
     _write(place, chosen)
     size = sum(map(len, chosen.values()))
     return f"{name:<14} {len(chosen):>4} inputs of {len(candidates)} kept, {size} bytes"

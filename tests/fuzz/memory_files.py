@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 from unittest import mock
 
 _MOST_LINKS = 40
-Plan = Dict[int, Callable[[], None]]
+Plan = Dict[int, Callable[[], object]]
 
 
 class Node:

@@ -12,6 +12,7 @@ A device is in use in every one of the scenes. Whatever happens while it is look
 from __future__ import annotations
 
 import errno
+import functools
 import stat
 from typing import Callable, Dict, Iterator, List, Tuple
 
@@ -190,12 +191,13 @@ def look(files: Files) -> bool:
 def run_usage(data: bytes) -> None:
     """A scene, and what happens to it."""
     taker = Taker(data)
-    files = taker.pick(SCENES)()
-    taker.pick([fail, fail, vanish, vanish, replace, rename, fill, fill])(files, taker)
+    scene = taker.pick(SCENES)
+    taker.pick([fail, fail, vanish, vanish, replace, rename, fill, fill])(scene, taker)
 
 
-def fail(files: Files, taker: Taker) -> None:
+def fail(scene: Callable[[], Files], taker: Taker) -> None:
     """Some of it cannot be read, at once or in the middle."""
+    files = scene()
     places = _places(files)
     for _fault in range(1 + taker.number() % 3):
         node = files.find(taker.pick(places), follow=False)
@@ -212,24 +214,26 @@ def _places(files: Files) -> List[str]:
     return [path for path in files.paths("/sys") if not path.startswith("/sys/bus/pci/drivers")]
 
 
-def vanish(files: Files, taker: Taker) -> None:
-    """Some of it goes away, while it is looked at or before."""
+def vanish(scene: Callable[[], Files], taker: Taker) -> None:
+    """Some of it goes away while it is looked at. If it was in use all the while, it is told so."""
+    files = scene()
     places = _places(files)
+    gone = {taker.number() % ACCESSES: taker.pick(places) for _change in range(1 + taker.number() % 3)}
+    files.plan = {at: functools.partial(files.remove, path) for at, path in gone.items()}
+    if look(files):
+        return
+    before = scene()
+    states = [look(before)]
+    for at, path in sorted(gone.items()):
+        if at <= files.accesses:
+            before.remove(path)
+            states.append(look(before))
+    assert not all(states)
 
-    def later(path: str) -> Callable[[], None]:
-        return lambda: files.remove(path) and None
 
-    for _change in range(1 + taker.number() % 3):
-        files.plan[taker.number() % ACCESSES] = later(taker.pick(places))
-    told = look(files)
-    for change in files.plan.values():
-        change()
-    files.plan.clear()
-    assert told or not look(files)
-
-
-def replace(files: Files, taker: Taker) -> None:
+def replace(scene: Callable[[], Files], taker: Taker) -> None:
     """The device is pulled in the middle, and another one comes in its place, or none."""
+    files = scene()
     with_another = taker.flag()
 
     def change() -> None:
@@ -243,8 +247,9 @@ def replace(files: Files, taker: Taker) -> None:
     assert told or files.accesses < at
 
 
-def rename(files: Files, taker: Taker) -> None:
+def rename(scene: Callable[[], Files], taker: Taker) -> None:
     """An interface gets another name in the middle; it was up all the time."""
+    files = scene()
 
     def change() -> None:
         for folder in (f"{TOP}/net", f"{TOP.replace(BDF, VF)}/net"):
@@ -256,8 +261,9 @@ def rename(files: Files, taker: Taker) -> None:
     assert look(files)
 
 
-def fill(files: Files, taker: Taker) -> None:
+def fill(scene: Callable[[], Files], taker: Taker) -> None:
     """Any content, in place of some of it, and files that are folders now; whatever it says, it is read."""
+    files = scene()
     places = [*_places(files), *files.paths("/proc"), *(f"{TOP}/{name}" for name in NEW)]
     for _file in range(1 + taker.number() % 4):
         path, kind = taker.pick(places), taker.number() % 4

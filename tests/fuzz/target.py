@@ -29,6 +29,7 @@ MODULES = {
     "tool_output": "tool_output",
     "ledger": "records",
     "sharing_json": "records",
+    "settings": "records",
     "address": "addresses",
     "lspci_filter": "addresses",
     "wire": "wire",
