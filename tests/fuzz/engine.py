@@ -4,7 +4,7 @@
 """One target under Atheris, in a process of its own: it ends with the process, as libFuzzer has it.
 
 ``python -m ansible_collections.iofabric.sharing.tests.fuzz.engine TARGET RUNS [LIBFUZZER-ARGUMENT...]``; the last line
-of standard output is JSON: how many executions there were, what they took of the processor in seconds, and what is wrong apart from inputs.
+of standard output is JSON: how many executions there were, their seconds of processor, and what is wrong otherwise.
 """
 
 from __future__ import annotations

@@ -84,7 +84,10 @@ class Files:
         """A folder, made with all above it where it is not there."""
         node = self.root
         for name in path.strip("/").split("/"):
-            node = node.entries.setdefault(name, Node(stat.S_IFDIR))
+            found = node.entries.get(name)
+            if found is None:
+                found = node.entries[name] = Node(stat.S_IFDIR)
+            node = found
         return node
 
     def put(self, path: str, node: Node) -> Node:
@@ -126,16 +129,16 @@ class Files:
 
     def find(self, path: str, follow: bool = True) -> Node:
         """What a path leads to; raises OSError."""
-        return self._walk(path, follow)[0]
+        return self._walk(path, follow)[-1][1]
 
     def real(self, path: str) -> str:
         """The path without links; what is not there counts as a plain name."""
         try:
-            return self._walk(path, True)[1]
+            return "/" + "/".join(name for name, _node in self._walk(path, True)[1:])
         except OSError:
             return posixpath.normpath(path)
 
-    def _walk(self, path: str, follow: bool) -> Tuple[Node, str]:
+    def _walk(self, path: str, follow: bool) -> List[Tuple[str, Node]]:
         if "\0" in path:
             raise ValueError("embedded null byte")
         left = path.split("/")[::-1]
@@ -162,7 +165,7 @@ class Files:
                 left += node.target.split("/")[::-1]
                 continue
             trail.append((name, node))
-        return trail[-1][1], "/".join(name for name, _node in trail) or "/"
+        return trail
 
     def access(self, path: str, follow: bool = True) -> Node:
         """Count, change what is to change now, and find; raises OSError."""
@@ -217,7 +220,14 @@ class Files:
             for module in modules:
                 stack.enter_context(mock.patch.object(module, "os", seen))
                 stack.enter_context(mock.patch.object(module, "open", self.open, create=True))
+                if hasattr(module, "in_time"):  # nothing here takes time, but to start a thread does
+                    stack.enter_context(mock.patch.object(module, "in_time", _at_once))
             yield
+
+
+def _at_once(work: Callable[[], None], _seconds: float) -> bool:
+    work()
+    return True
 
 
 class _Path:
