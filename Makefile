@@ -13,6 +13,9 @@ SANITY_PYTHON ?=
 PYTEST_WORKERS ?= auto
 # What is handed to pytest in addition, for instance PYTEST_ARGS='-k borrow'.
 PYTEST_ARGS ?=
+# How many sequences `make models` runs: of plans in memory, and of modules as processes.
+PLAN_SEQUENCES ?= 4000
+MODULE_SEQUENCES ?= 200
 # Which Molecule scenario `make test-hosts` runs: -s default, -s faults (reboots, cut links, drain), or --all.
 SCENARIO ?= -s default
 # Where the root file systems of the test hosts are kept.
@@ -57,7 +60,7 @@ export ANSIBLE_ASYNC_DIR := $(CURDIR)/.build/ansible/async
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/.build/collections
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.build/hypothesis
 
-.PHONY: help demo test fuzz fuzz-keep lint sanity test-hosts test-roles prepare-hosts test-vm prepare-vm clean FORCE
+.PHONY: help demo test models fuzz fuzz-keep lint sanity test-hosts test-roles prepare-hosts test-vm prepare-vm clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -68,6 +71,10 @@ demo: $(VENV)/demo.stamp $(COLLECTION) ## share devices between four software no
 
 test: $(VENV)/dev.stamp $(COLLECTION) ## run all tests that need no root
 	$(VENV)/bin/python -m pytest tests/unit -n $(PYTEST_WORKERS) --dist loadgroup -ra $(PYTEST_ARGS)
+
+models: $(VENV)/dev.stamp $(COLLECTION) ## drive plans and modules with random sequences of wishes, faults and interruptions
+	$(VENV)/bin/python -m pytest tests/models -n 2 --dist loadgroup -ra --plan-sequences $(PLAN_SEQUENCES) \
+	  --module-sequences $(MODULE_SEQUENCES) $(PYTEST_ARGS)
 
 IN_FUZZ = PYTHONPATH="$(CURDIR)/.build/collections" $(VENV_FUZZ)/bin/python -B -m ansible_collections.iofabric.sharing.tests.fuzz
 
@@ -99,9 +106,10 @@ test-hosts: prepare-hosts $(VENV_HOSTS)/hosts.stamp $(COLLECTION) ## boot Debian
 prepare-hosts: .build/python
 	"$$(head -n 1 .build/python)" -B tests/hosts/hosts.py prepare
 
-test-roles: prepare-hosts $(VENV_HOSTS)/hosts.stamp $(COLLECTION) ## run the roles lender and borrower with many inventories on Debian hosts, as root
+test-roles: prepare-hosts $(VENV_HOSTS)/hosts.stamp $(COLLECTION) ## run the roles lender and borrower, and ci_environment, with many inventories on Debian hosts, as root
 	@mkdir -p .build/home
 	$(IN_LAB) python -m pytest -q tests/hosts/test_roles.py
+	$(IN_LAB) python -m pytest -q tests/hosts/test_ci_environment.py
 
 test-vm: prepare-vm $(VENV)/dev.stamp $(COLLECTION) ## boot guests with NVMe controllers and run the modules in them
 	$(VENV)/bin/python -m pytest tests/vm -ra $(PYTEST_ARGS)

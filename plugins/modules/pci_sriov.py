@@ -28,7 +28,7 @@ options:
     type: int
   devices:
     description:
-      - Several devices in one task.
+      - Several devices in one task. One that is given two numbers is left as it is, and fails.
     type: list
     elements: dict
     suboptions:

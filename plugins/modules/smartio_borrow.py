@@ -55,6 +55,9 @@ options:
   devices:
     description:
       - Several claims in one task. Every device goes to one claim at most.
+      - Where there are enough devices for all claims, each gets its own, in whatever order they are. Where there are
+        not, those that come first do, and those for O(devices[].all) get what is left.
+      - A device that a claim names by O(devices[].fdid) goes to that one, and takes on its label.
     type: list
     elements: dict
     suboptions:
@@ -115,6 +118,19 @@ options:
       - Return devices that are in use; try to borrow devices whose state word is not known.
     type: bool
     default: false
+  unmounted:
+    description:
+      - Mount points that tasks before this one unmount. In check mode, in which they have not done it, what is mounted
+        there does not count as use. Has no effect otherwise.
+    type: list
+    elements: path
+    default: []
+  ended:
+    description:
+      - Ids of processes that tasks before this one end, as O(unmounted).
+    type: list
+    elements: int
+    default: []
 extends_documentation_fragment:
   - iofabric.sharing.attributes
   - iofabric.sharing.attributes.smartio
@@ -269,6 +285,8 @@ def main() -> None:
                 "default": "driver",
             },
             "force": {"type": "bool", "default": False},
+            "unmounted": {"type": "list", "elements": "path", "default": []},
+            "ended": {"type": "list", "elements": "int", "default": []},
         },
         on_node(resource),
         mutually_exclusive=[*exclusive, *((key, "devices") for key in element)],

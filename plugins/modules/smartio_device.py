@@ -53,6 +53,7 @@ options:
   devices:
     description:
       - Several devices in one task, each by O(devices[].bdf), O(devices[].filter) or O(devices[].select).
+      - Elements that want one device in different states fail, and nothing that they name is touched for their sake.
     type: list
     elements: dict
     suboptions:

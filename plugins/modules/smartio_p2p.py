@@ -42,7 +42,9 @@ options:
         description: As O(bar).
         type: int
   state:
-    description: Whether the source may reach the destination.
+    description:
+      - Whether the source may reach the destination.
+      - A pair ends with its devices. Where one of them is not borrowed there is nothing to disable.
     type: str
     choices: [enabled, disabled]
     default: enabled

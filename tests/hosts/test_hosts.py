@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Callable, Dict, Iterator
 
 import pytest
-from inside import hosts, on
+from ansible_collections.iofabric.sharing.tests.hosts.inside import hosts, on
 
 SUITES = {"one": "bookworm", "two": "bookworm", "three": "trixie", "four": "trixie"}
 MODULES = Path(sys.executable).with_name("ansible")

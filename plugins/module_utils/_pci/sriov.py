@@ -121,17 +121,22 @@ class Functions:
         return report
 
     def _resolve(self, wishes: Sequence[Wish]) -> Tuple[Dict[str, int], List[Tuple[str, SharingError]]]:
+        """How many functions each device shall have. One that shall have two numbers is left alone."""
         present = self._sysfs.addresses()
-        numvfs: Dict[str, int] = {}
+        named: Dict[str, List[Wish]] = {}
         errors: List[Tuple[str, SharingError]] = []
         for wish in wishes:
             try:
-                bdf = resolve(wish.bdf, present)
-                if numvfs.setdefault(bdf, wish.numvfs) != wish.numvfs:
-                    raise SharingError(f"{bdf} shall have both {numvfs[bdf]} and {_words(wish.numvfs)}; name it once")
+                named.setdefault(resolve(wish.bdf, present), []).append(wish)
             except SharingError as error:
                 errors.append((printable(str(wish.bdf)), error))
-        return numvfs, errors
+        for bdf, same in named.items():
+            counts = list(dict.fromkeys(wish.numvfs for wish in same))
+            if len(counts) > 1:
+                both = " and ".join(map(_words, counts))
+                torn = SharingError(f"{bdf} shall have both {both}; nothing was done, name it once")
+                errors += [(printable(str(wish.bdf)), torn) for wish in same]
+        return {bdf: same[0].numvfs for bdf, same in named.items() if len({wish.numvfs for wish in same}) == 1}, errors
 
     def _before(self, numvfs: Mapping[str, int]) -> Dict[str, Function]:
         """The devices as they are. What uses virtual functions is only looked for where they would go, once for all."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from .._plan import SharingError
 from .address import printable
@@ -41,6 +41,25 @@ class Usage:
         return self.never + self.reasons
 
 
+@dataclass(frozen=True)
+class Ending:
+    """What check mode does not count as use, since it will have ended: ``mounts`` by mount point, processes by pid."""
+
+    mounts: FrozenSet[str] = frozenset()
+    pids: FrozenSet[int] = frozenset()
+
+    def has(self, mount: Mount) -> bool:
+        """Whether a mount will be gone. One that only other namespaces see may stay."""
+        return mount.point in self.mounts and not mount.owner
+
+    def without(self, names: Iterable[str]) -> List[str]:
+        """Processes, named as in ``fio (pid 812)``, that will still run."""
+        ends = tuple(f" (pid {pid})" for pid in self.pids)
+        return [name for name in names if not name.endswith(ends)]
+
+
+_NOTHING_ENDS = Ending()
+
 # Of a device that went away, or came anew, nothing that was read holds.
 _MOVED = Usage(never=("went away or came anew while it was looked at; run again",))
 
@@ -67,9 +86,15 @@ class _Node:
     """What was read of the node, each part when the first device needs it."""
 
     def __init__(
-        self, sysfs: Sysfs, proc: str, connection: Optional[str], addresses: Callable[[], Mapping[str, str]]
+        self,
+        sysfs: Sysfs,
+        proc: str,
+        connection: Optional[str],
+        addresses: Callable[[], Mapping[str, str]],
+        ending: Ending,
     ) -> None:
         self.sysfs = sysfs
+        self.ending = ending
         self.wanted: Sequence[str] = ()
         self._proc = proc
         self._connection = connection
@@ -105,13 +130,14 @@ def observe(
     proc: str = "/proc",
     connection: Optional[str] = None,
     addresses: Callable[[], Mapping[str, str]] = local_addresses,
+    ending: Ending = _NOTHING_ENDS,
 ) -> Dict[str, Usage]:
     """What uses each of the devices (full BDFs), in one pass over proc.
 
     ``connection`` is the text of SSH_CONNECTION, ``""`` for none; by default it is taken from the environment of this
     process or of an ancestor. ``addresses`` tells the node's IPv4 addresses, address to interface.
     """
-    node = _Node(sysfs, proc, connection, addresses)
+    node = _Node(sysfs, proc, connection, addresses, ending)
     before = {bdf: _inode(bdf, sysfs) for bdf in bdfs}
     targets = {bdf: target(bdf, sysfs, proc, lambda: node.storage.mounts) for bdf in before}
     node.wanted = [key for whole in targets.values() for one in (whole, *whole.functions) for key in one.nodes]
@@ -135,9 +161,7 @@ def _usage(target: Target, node: _Node) -> Usage:
     )
 
 
-def _findings(
-    kind: Callable[[Target, _Node], Iterator[_Finding]], target: Target, node: _Node
-) -> Iterator[_Finding]:
+def _findings(kind: Callable[[Target, _Node], Iterator[_Finding]], target: Target, node: _Node) -> Iterator[_Finding]:
     """Of one kind. What is there and cannot be read may hide that the device must never be touched."""
     try:
         yield from kind(target, node)
@@ -170,7 +194,8 @@ def _mounts_and_holders(target: Target, node: _Node) -> Iterator[_Finding]:
     for block in target.blocks:
         mounts = [mount for mount in node.mounts if block.has(mount)]
         yield from (_Finding(f"holds {point} ({block})", never=True) for point in _system(mounts))
-        mounted = list(dict.fromkeys(_mounted(mount) for mount in mounts if not _is_system(mount)))
+        staying = [mount for mount in mounts if not _is_system(mount) and not node.ending.has(mount)]
+        mounted = list(dict.fromkeys(map(_mounted, staying)))
         if block.below is None:
             yield from (_Finding(f"{text} ({block})") for text in mounted)
         else:
@@ -290,12 +315,13 @@ def _open_files(target: Target, node: _Node) -> Iterator[_Finding]:
         return
     found = node.processes
     names = [name for key in target.nodes for name in found.opened.get(key, ())]
-    names = list(dict.fromkeys([*names, *found.vfio.get(target.device.bdf, ())]))
+    names = node.ending.without(dict.fromkeys([*names, *found.vfio.get(target.device.bdf, ())]))
     yield from (_Finding(f"open by {name}") for name in names[:_NAMED])
     if len(names) > _NAMED:
         yield _Finding(f"open by {len(names) - _NAMED} more processes")
     if target.group is not None:
-        yield from (_Finding(f"may be open by {name}, which was handed a device of VFIO") for name in found.untold)
+        untold = node.ending.without(found.untold)
+        yield from (_Finding(f"may be open by {name}, which was handed a device of VFIO") for name in untold)
     yield from (_Finding(problem) for problem in found.problems)
 
 

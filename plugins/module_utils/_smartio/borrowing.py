@@ -84,6 +84,7 @@ class Borrowing:
         self._pool = pool
         self._fabric = Fabric({}, {}, {}, {})
         self._taken: Set[str] = set()
+        self._found: Set[str] = set()  # of these: that may have been borrowed before
         self._drivers: Dict[str, Optional[str]] = {}
         self._tried: Dict[str, SharingError] = {}
         self._hopeless: Set[str] = set()
@@ -151,9 +152,14 @@ class Borrowing:
                 ledger.forget_device(fdid)
 
     def _borrow(self, fdid: str, share: Share, fabric: Fabric, ledger: Ledger) -> bool:
+        was_unsure = fdid in fabric.unanswered
+        remembered = self._put_off_label(fdid, share.claim, ledger)
         try:
             done = self._heal_and_borrow(fdid, share.claim, ledger)
         except ToolError as error:
+            if remembered:
+                ledger.borrowed[fdid] = remembered
+                self._host.remember(ledger)
             owner = fabric.shown[fdid].node_id if fdid in fabric.shown else None
             whose = "" if owner is None else f" of node {owner}"
             self._tried[fdid] = SharingError(f"{fdid}{whose}: {error.message}", **error.details)
@@ -166,6 +172,8 @@ class Borrowing:
             self._drivers[fdid] = done.driver
         ledger.forget_device(fdid)  # what it was before: another device now
         self._taken.add(fdid)
+        if fdid not in self._healed and (was_unsure or (done is not None and done.already)):
+            self._found.add(fdid)
         self._busy.discard(fdid)
         for _last in self._host.deadline.pauses():
             vdev = self._vdev(fdid)
@@ -177,6 +185,15 @@ class Borrowing:
             f"{fdid}: 'smartio_tool borrow' succeeded, but 'smartio_tool get-vdev' does not print a virtual device"
         )
         return False
+
+    def _put_off_label(self, fdid: str, claim: Claim, ledger: Ledger) -> Optional[str]:
+        """Forget another claim's label before the borrow, so that a run that ends in between does not revive it."""
+        label = ledger.borrowed.get(fdid)
+        if label in (None, claim.label):
+            return None
+        ledger.borrowed[fdid] = None
+        self._host.remember(ledger)
+        return label
 
     def _heal_and_borrow(self, fdid: str, claim: Claim, ledger: Ledger) -> Optional[Borrowed]:
         """Borrow a device, after a return where the failure looks like a borrow that its lender has forgotten.
@@ -233,7 +250,10 @@ class Borrowing:
         return not others or any(fdid not in self._hopeless for fdid in others)
 
     def _give_back_partial(self, shares: Sequence[Share], fabric: Fabric, ledger: Ledger) -> Report:
-        """Return what this run took for claims that fall short; the report holds their errors."""
+        """Return what this run took for claims that fall short; the report holds their errors.
+
+        What ``get-vdev`` could not tell of, or ``borrow`` said to be borrowed already, may be somebody's, and stays.
+        """
         report = Report({})
         for share in shares:
             if share.misfits:
@@ -246,8 +266,11 @@ class Borrowing:
         filled = [share for share in shares if (share.filled or self._options.partial) and not share.misfits]
         keep = {fdid for share in filled for fdid in share.kept}
         for fdid in sorted(self._taken - keep):
+            if fdid in self._found:
+                self._taken.discard(fdid)
+                continue
             try:
-                self._host.tool.give_back(fdid)
+                self._give_back(fdid, str(fabric.vdevs.get(fdid) or ""))
             except SharingError as error:
                 error.details["label"] = ledger.borrowed.get(fdid)
                 report.errors.append((fdid, error))
@@ -260,6 +283,14 @@ class Borrowing:
             share.kept = [fdid for fdid in share.kept if fabric.here(fdid)]
         report.changed = bool(self._taken)
         return report
+
+    def _give_back(self, fdid: str, vdev: str) -> None:
+        """Return what this run borrowed, unless somebody was quick to use it."""
+        used = usage.observe([vdev], self._host.sysfs, self._host.proc) if vdev else {}
+        error = plan_return(fdid, vdev, used.get(vdev), force=False).error
+        if vdev and error is not None:
+            raise error
+        self._host.tool.give_back(fdid)
 
     def _wait(self, shares: Sequence[Share], fabric: Fabric, report: Report) -> None:
         """Wait until every device of a filled claim is as far as ``wait_for`` asks."""
@@ -433,10 +464,11 @@ def _not_up(fdid: str, vdev: str, driver: Optional[str], options: Options, host:
 class Returning:
     """One run that returns what claims are about and this node has borrowed."""
 
-    def __init__(self, host: Host, claims: Sequence[Claim], force: bool) -> None:
+    def __init__(self, host: Host, claims: Sequence[Claim], force: bool, ending: usage.Ending) -> None:
         self._host = host
         self._claims = claims
         self._force = force
+        self._ending = ending
 
     def run(self, check: bool) -> Report:
         """Observe, plan and, unless ``check``, return and read back."""
@@ -445,15 +477,15 @@ class Returning:
             fabric = self._observe(pool, ledger)
             errors = [error for claim in self._claims for error in self._unreadable(claim, fabric)]
             targets = dict.fromkeys(fdid for claim in self._claims for fdid in meant(claim, fabric))
-            plan = self._plan([fdid for fdid in targets if fdid in pool.entries or fabric.held(fdid)], fabric)
+            plan = self._plan([fdid for fdid in targets if fdid in pool.entries or fabric.held(fdid)], fabric, check)
             rows = [
                 row(self._host, fdid, fabric.label_of(fdid), fabric.shown.get(fdid), fabric.vdevs.get(fdid), "none")
                 for fdid in targets
             ]
             if check:
                 return self._report(rows, plan.predict(), errors)
-            outcomes = plan.apply(lambda action: self._perform(action, ledger))
-            self._read_back(outcomes)
+            outcomes = plan.apply(lambda action: self._host.tool.give_back(str(action.args[0])))
+            self._read_back(outcomes, ledger)
             return self._report(rows, outcomes, errors)
 
     def _observe(self, pool: Pool, ledger: Ledger) -> Fabric:
@@ -482,9 +514,10 @@ class Returning:
         text = "%s: %s is borrowed here, but whether it is meant cannot be told (%s); return it by fdid or label"
         return [told_of(claim, SharingError(text % (claim.written, fdid, reasons[fdid]))) for fdid in unread]
 
-    def _plan(self, fdids: Sequence[str], fabric: Fabric) -> Plan:
+    def _plan(self, fdids: Sequence[str], fabric: Fabric, check: bool) -> Plan:
         here = {fdid: str(fabric.vdevs[fdid]) for fdid in fdids if fabric.here(fdid)}
-        used = usage.observe(here.values(), self._host.sysfs, self._host.proc)
+        ending = self._ending if check else usage.Ending()
+        used = usage.observe(here.values(), self._host.sysfs, self._host.proc, ending=ending)
         items = []
         for fdid in fdids:
             if fdid not in here and fabric.held(fdid):
@@ -493,16 +526,16 @@ class Returning:
                 items.append(plan_return(fdid, here.get(fdid), used.get(here.get(fdid, "")), self._force))
         return Plan(tuple(items))
 
-    def _perform(self, action: Action, ledger: Ledger) -> None:
-        fdid = str(action.args[0])
-        self._host.tool.give_back(fdid)
-        ledger.forget_device(fdid)
-        self._host.remember(ledger)
-
-    def _read_back(self, outcomes: Sequence[Outcome]) -> None:
+    def _read_back(self, outcomes: Sequence[Outcome], ledger: Ledger) -> None:
+        """Wait until the virtual devices are gone, and forget them only then: until then they are to be returned."""
         left = {outcome.item.name: outcome for outcome in outcomes if outcome.done}
         for _last in self._host.deadline.pauses():
-            left = {fdid: outcome for fdid, outcome in left.items() if self._host.tool.get_vdev(fdid)}
+            gone = [fdid for fdid in left if not self._host.tool.get_vdev(fdid)]
+            for fdid in gone:
+                del left[fdid]
+                ledger.forget_device(fdid)
+            if gone:
+                self._host.remember(ledger)
             if not left:
                 return
         for fdid, outcome in left.items():
@@ -568,10 +601,11 @@ def resource(params: Mapping[str, Any]) -> NodeResource:
     if not returning and any(claim.fdid is None and claim.select is None for claim in claims):
         raise SharingError("a label alone says only what to return: give fdid or select to borrow")
     options = Options(wait_for=params["wait_for"], force=params["force"])
+    ending = usage.Ending(frozenset(map(os.path.normpath, params["unmounted"])), frozenset(params["ended"]))
 
     def run(host: Host, check: bool) -> Report:
         return (
-            Returning(host, claims, options.force).run(check)
+            Returning(host, claims, options.force, ending).run(check)
             if returning
             else Borrowing(host, claims, options).run(check)
         )

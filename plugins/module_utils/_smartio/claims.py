@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Pattern, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Pattern, Sequence, Set, Tuple
 
 from .._pci.address import SlotPattern, check_written, parse_slot, printable
 from .._plan import SharingError
@@ -252,35 +252,53 @@ def _order(device: FabricDevice) -> Tuple[int, str, int]:
 def share_out(claims: Sequence[Claim], fabric: Fabric, force: bool) -> List[Share]:
     """What each claim keeps and may borrow; every device goes to one claim at most.
 
-    Claims that name their devices come first, by fdid and by label, so that a looser selection does not take theirs.
+    Claims that name their devices come first, by fdid and by label, so that a looser selection does not take theirs;
+    those for all devices come last. Where there are enough devices for all claims, each gets its own, in whatever order
+    they are; where there are not, the first ones do.
     """
     shares = [Share(claim) for claim in claims]
     taken: Dict[str, Share] = {}
     for share in shares:
         _keep_own(share, fabric, taken)
     reserved = frozenset(claim.fdid for claim in claims if claim.fdid)
+    in_turn = sorted(shares, key=lambda share: share.claim.count is None)
+    keeping = _Keeping(fabric, taken, reserved)
+    for share in in_turn:
+        _keep_labelled(share, shares, keeping)
+    for share in in_turn:
+        _keep_others(share, keeping)
+    choice = _Choice(keeping, force)
+    for share in in_turn:
+        choice.fill(share)
     for share in shares:
-        _keep_others(share, fabric, taken, reserved)
-    for share in shares:
-        _choose(share, fabric, taken, reserved, force)
+        choice.tell(share)
     return shares
 
 
 def _keep_own(share: Share, fabric: Fabric, taken: Dict[str, Share]) -> None:
-    """Devices that are this claim's beyond doubt: named by fdid, or borrowed under its label.
-
-    One of its label whose lender cannot be asked now is kept all the same: it was chosen by this claim.
-    """
-    claim = share.claim
-    fdids = matching(claim, fabric)
-    for fdid in [fdid for fdid in fdids if fdid == claim.fdid] + fabric.labelled(claim.label):
-        if fdid not in fdids and fdid in fabric.shown:
-            share.misfits.append(fdid)
-        elif fdid not in taken and _room(share):
-            _take(share, fdid, fabric, taken)
-    for fdid in _own_out_of_reach(claim, fabric):
+    """The device that a claim names by fdid, and what was borrowed for it and is out of reach."""
+    fdid = share.claim.fdid
+    if fdid is not None and fdid not in taken:
+        _take(share, fdid, fabric, taken)
+    for fdid in _own_out_of_reach(share.claim, fabric):
         if _room(share):
             share.waiting.append(fdid)
+
+
+def _keep_labelled(share: Share, shares: Sequence[Share], keeping: _Keeping) -> None:
+    """Devices that are borrowed under the claim's label; those that no claim with this label is about are misfits."""
+    label, fabric = share.claim.label, keeping.fabric
+    siblings = [other.claim for other in shares if other.claim.label == label]
+    # One that another claim names by fdid goes there, and takes on the label of that one.
+    held = [fdid for fdid in fabric.labelled(label) if fdid == share.claim.fdid or fdid not in keeping.reserved]
+    share.misfits += [fdid for fdid in held if not any(_fits(claim, fdid, fabric) for claim in siblings)]
+    while _room(share) and keeping.another(share, keeping.labelled, set()):
+        pass
+
+
+def _fits(claim: Claim, fdid: str, fabric: Fabric) -> bool:
+    """Whether a device of its label is what a claim is about; one that cannot be looked at was chosen by it once."""
+    return fdid in matching(claim, fabric) or (claim.fdid is None and fdid not in fabric.shown)
 
 
 def _own_out_of_reach(claim: Claim, fabric: Fabric) -> List[str]:
@@ -289,43 +307,57 @@ def _own_out_of_reach(claim: Claim, fabric: Fabric) -> List[str]:
     return [fdid for fdid in own if fabric.out_of_reach(fdid)]
 
 
-def _keep_others(share: Share, fabric: Fabric, taken: Dict[str, Share], reserved: FrozenSet[str]) -> None:
-    while _room(share) and _keep_another(share, fabric, taken, reserved, set()):
+def _keep_others(share: Share, keeping: _Keeping) -> None:
+    if share.misfits:
+        return  # it gets nothing in this run, so it takes nothing from others
+    while _room(share) and keeping.another(share, keeping.options, set()):
         pass
     if _room(share):
-        free = _free(share, fabric, reserved)
-        share.unknown += [fdid for fdid in free if fdid not in fabric.vdevs and fdid not in share.unknown]
+        free, vdevs = keeping.free(share), keeping.fabric.vdevs
+        share.unknown += [fdid for fdid in free if fdid not in vdevs and fdid not in share.unknown]
 
 
-def _keep_another(
-    share: Share, fabric: Fabric, taken: Dict[str, Share], reserved: FrozenSet[str], asked: Set[str]
-) -> bool:
-    """Keep one more device that is borrowed here without a label.
+@dataclass(frozen=True)
+class _Keeping:
+    """Who keeps what. ``taken`` says which claim has a device, ``reserved`` are those that claims name by fdid."""
 
-    A claim that has it already gives way where another one will do for it (Kuhn's augmenting paths): else a wide claim
-    could turn out a narrow one in the next run, which would borrow again.
-    """
-    for fdid in _free(share, fabric, reserved):
-        holder = taken.get(fdid)
-        if not fabric.here(fdid) or fdid in asked or holder is share:
-            continue
-        asked.add(fdid)
-        if holder is not None:
-            if None in (share.claim.count, holder.claim.count):
+    fabric: Fabric
+    taken: Dict[str, Share]
+    reserved: FrozenSet[str]
+
+    def labelled(self, share: Share) -> List[str]:
+        """What is borrowed under the claim's label and no claim names."""
+        held = [fdid for fdid in self.fabric.labelled(share.claim.label) if fdid not in self.reserved]
+        return [fdid for fdid in held if _fits(share.claim, fdid, self.fabric)]
+
+    def free(self, share: Share) -> List[str]:
+        """What the claim is about, has no label, and no claim names; the likely ones first."""
+        named = [fdid for fdid in matching(share.claim, self.fabric) if fdid not in self.reserved]
+        return _hinted_first([fdid for fdid in named if self.fabric.label_of(fdid) is None], self.fabric)
+
+    def options(self, share: Share) -> List[str]:
+        """All that the claim may keep, beside what it names."""
+        return self.labelled(share) + self.free(share)
+
+    def another(self, share: Share, options: Callable[[Share], List[str]], asked: Set[str]) -> bool:
+        """Keep one more device that is borrowed here.
+
+        A claim that has it already gives way where another one will do for it (Kuhn's augmenting paths): else a wide
+        claim could turn out a narrow one in the next run, which would borrow again.
+        """
+        for fdid in sorted(options(share), key=lambda fdid: fdid in self.taken):
+            holder = self.taken.get(fdid)
+            if not self.fabric.here(fdid) or fdid in asked or holder is share:
                 continue
-            if not _keep_another(holder, fabric, taken, reserved, asked):
-                continue
-            holder.kept.remove(fdid)
-        share.kept.append(fdid)
-        taken[fdid] = share
-        return True
-    return False
-
-
-def _free(share: Share, fabric: Fabric, reserved: FrozenSet[str]) -> List[str]:
-    """What the claim is about and no claim names, the likely ones first."""
-    fdids = [fdid for fdid in matching(share.claim, fabric) if fdid not in reserved and fabric.label_of(fdid) is None]
-    return _hinted_first(fdids, fabric)
+            asked.add(fdid)
+            if holder is not None:
+                if None in (share.claim.count, holder.claim.count) or not self.another(holder, options, asked):
+                    continue
+                holder.kept.remove(fdid)
+            share.kept.append(fdid)
+            self.taken[fdid] = share
+            return True
+        return False
 
 
 def _hinted_first(fdids: Sequence[str], fabric: Fabric) -> List[str]:
@@ -346,24 +378,75 @@ def _take(share: Share, fdid: str, fabric: Fabric, taken: Dict[str, Share]) -> N
         taken[fdid] = share
 
 
-def _room(share: Share) -> bool:
-    return share.claim.count is None or len(share.kept) + len(share.waiting) < share.claim.count
+def _room(share: Share, chosen: Sequence[str] = ()) -> bool:
+    return share.claim.count is None or len(share.kept) + len(share.waiting) + len(chosen) < share.claim.count
 
 
-def _choose(share: Share, fabric: Fabric, taken: Dict[str, Share], reserved: FrozenSet[str], force: bool) -> None:
-    claim = share.claim
-    share.missing = None if claim.count is None else claim.count - len(share.kept) - len(share.waiting)
-    # Those that it had before come first.
-    for fdid in sorted(matching(claim, fabric), key=lambda fdid: not fabric.borrowed_as(fdid, claim.label)):
-        mine = fdid == claim.fdid or fdid not in reserved
-        labelled = fabric.label_of(fdid) not in (None, claim.label)
-        share.shared = share.shared or taken.get(fdid, share) is not share
-        if fdid in taken or fdid in share.waiting or not mine or labelled or fabric.here(fdid):
-            continue
-        if can_be_tried(fdid, fabric, force):
-            share.candidates.append(fdid)
-            if share.missing is None or len(share.candidates) <= share.missing:
-                taken[fdid] = share
+class _Choice:
+    """Chooses what is borrowed, once it is settled what is kept."""
+
+    def __init__(self, keeping: _Keeping, force: bool) -> None:
+        self._keeping = keeping
+        self._fabric = keeping.fabric
+        self._taken = keeping.taken
+        self._force = force
+
+    def fill(self, share: Share) -> None:
+        """Choose as many devices as the claim lacks, or as there are."""
+        if share.misfits:
+            return
+        if share.claim.count is None:
+            self._taken.update((fdid, share) for fdid in self._fitting(share) if fdid not in self._taken)
+            return
+        while _room(share, self._chosen(share)) and self._choose_another(share, set()):
+            pass
+
+    def tell(self, share: Share) -> None:
+        """Put down what was chosen for a claim and, after it, what else could be tried."""
+        count, chosen = share.claim.count, self._chosen(share)
+        fitting = self._fitting(share)
+        spare = [fdid for fdid in fitting if fdid not in self._taken]
+        share.candidates = [fdid for fdid in fitting if fdid in chosen] + spare
+        share.missing = None if count is None else count - len(share.kept) - len(share.waiting)
+        share.shared = any(self._taken.get(fdid, share) is not share for fdid in matching(share.claim, self._fabric))
+
+    def _chosen(self, share: Share) -> List[str]:
+        return [fdid for fdid, holder in self._taken.items() if holder is share and fdid not in share.kept]
+
+    def _fitting(self, share: Share) -> List[str]:
+        """What may be borrowed for a claim, whoever else may get it; those that it had before come first."""
+        claim, fabric = share.claim, self._fabric
+        ordered = sorted(matching(claim, fabric), key=lambda fdid: not fabric.borrowed_as(fdid, claim.label))
+        return [
+            fdid
+            for fdid in ordered
+            if (fdid == claim.fdid or fdid not in self._keeping.reserved)
+            and fabric.label_of(fdid) in (None, claim.label)
+            and fdid not in share.waiting
+            and not fabric.here(fdid)
+            and can_be_tried(fdid, fabric, self._force)
+        ]
+
+    def _choose_another(self, share: Share, asked: Set[str]) -> bool:
+        """Choose one more device; a claim that has it gives way where another one will do for it, as in _Keeping."""
+        held = self._keeping.options(share)
+        kept_by_others = [fdid for fdid in held if self._fabric.here(fdid) and fdid in self._taken]
+        options = [fdid for fdid in self._fitting(share) + kept_by_others if self._taken.get(fdid) is not share]
+        for fdid in sorted(options, key=lambda fdid: fdid in self._taken):
+            holder = self._taken.get(fdid)
+            if fdid in asked or (holder is not None and holder.claim.count is None):
+                continue
+            asked.add(fdid)
+            if holder is not None and not self._choose_another(holder, asked):
+                continue
+            if self._fabric.here(fdid) and holder is not None:
+                holder.kept.remove(fdid)
+                share.kept.append(fdid)
+            elif fdid not in self._fabric.vdevs and fdid not in share.unknown:
+                share.unknown.append(fdid)
+            self._taken[fdid] = share
+            return True
+        return False
 
 
 def can_be_tried(fdid: str, fabric: Fabric, force: bool) -> bool:

@@ -10,6 +10,7 @@ here whether a device is borrowed, so taking back needs somebody's word that the
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, replace
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
@@ -18,6 +19,7 @@ from .._pci.address import DeviceNotFound
 from .._pci.names import describe
 from .._pci.sysfs import PciDevice, Sysfs
 from .._plan import Action, Deadline, Item, Outcome, Plan, Report, SharingError
+from .errors import ToolError
 from .host import Host, NodeResource
 from .ledger import Ledger
 from .model import AVAILABLE, UNAVAILABLE, PoolEntry
@@ -93,9 +95,14 @@ class LocalDevice:
 
 
 def outweigh(device: LocalDevice, want: str, options: Options) -> LocalDevice:
-    """The device as it counts for what is wanted: to take it back by force, ``unavailable`` outweighs the ledger."""
+    """The device as it counts for what is wanted: what is seen may outweigh the ledger.
+
+    One that is not in the pool, or has a driver again and is shown as unavailable, is not lent. To take a device back
+    by force, ``unavailable`` alone will do.
+    """
     taking_back = options.force and want in (UNAVAILABLE, ABSENT)
-    return replace(device, lent_here=False) if taking_back and device.word.lower() == UNAVAILABLE else device
+    disproved = device.state in (UNAVAILABLE, ABSENT) or (taking_back and device.word.lower() == UNAVAILABLE)
+    return replace(device, lent_here=False) if disproved else device
 
 
 def commands(want: str, state: str) -> Tuple[str, ...]:
@@ -235,8 +242,9 @@ class Lending:
         for bdf, used in usage.observe(list(wanted), self._host.sysfs, self._host.proc).items():
             devices[bdf] = replace(devices[bdf], reasons=used.reasons, never=used.never)
         before = {bdf: outweigh(device, wanted[bdf], self._options) for bdf, device in devices.items()}
-        for bdf in [bdf for bdf, device in devices.items() if device.lent_here and not before[bdf].lent_here]:
-            del ledger.available[bdf]
+        for bdf, device in before.items():
+            if not device.lent_here:
+                ledger.available.pop(bdf, None)
         return before
 
     def _purged(self, ledger: Ledger, targets: Sequence[Target]) -> List[str]:
@@ -276,13 +284,27 @@ class Lending:
             tool.available(bdf, bound=bool(action.args[1]))
             return  # remembered once list has confirmed it, see _confirm
         elif action.command == "unavailable":
-            tool.unavailable(bdf)
-            ledger.available.pop(bdf, None)
+            self._take_back(bdf, ledger)
         else:
             tool.remove(bdf)
-            ledger.available.pop(bdf, None)
-            ledger.added = [other for other in ledger.added if other != bdf]
+            return  # forgotten once list does not show it any more: until then it is still to be purged
         self._host.remember(ledger)
+
+    def _take_back(self, bdf: str, ledger: Ledger) -> None:
+        """Forgotten before it is done: where the run, or the command, comes to no good end, ``list`` has the last word.
+
+        Otherwise a device without a driver would count as lent from then on, since nothing but the ledger tells. Only
+        EBUSY says that nothing was done.
+        """
+        was_known, driver = bdf in ledger.available, ledger.available.pop(bdf, None)
+        self._host.remember(ledger)
+        try:
+            self._host.tool.unavailable(bdf)
+        except ToolError as error:
+            if was_known and error.errno == errno.EBUSY:
+                ledger.available[bdf] = driver
+                self._host.remember(ledger)
+            raise
 
     def _read_back(
         self, outcomes: Sequence[Outcome], before: Mapping[str, LocalDevice], pool: Pool, ledger: Ledger
@@ -292,6 +314,10 @@ class Lending:
         after, failure = dict(before), None
         if not touched:
             return after
+        for bdf, outcome in touched.items():
+            entry = before[bdf].entry
+            if entry and any(action.command == "remove" for action in outcome.item.actions):
+                pool.forget(entry.fdid)  # what was added after it may have its id now
         for _try in self._host.deadline.pauses():
             try:
                 pool.refresh()
@@ -309,7 +335,7 @@ class Lending:
         return after
 
     def _confirm(self, touched: Mapping[str, Outcome], after: Dict[str, LocalDevice], ledger: Ledger) -> None:
-        """Remember what was made available and is shown so, before a borrower can change its word."""
+        """Remember what was made available and is shown so, before a borrower changes its word; forget what is gone."""
         for bdf, outcome in touched.items():
             device = after[bdf]
             made_available = any(action.command == "available" for action in outcome.done)
@@ -317,6 +343,16 @@ class Lending:
                 ledger.available[bdf] = device.driver
                 self._host.remember(ledger)
                 after[bdf] = replace(device, lent_here=True, driver_then=device.driver)
+        removed = {bdf for bdf in touched if _is_removed(touched[bdf], after[bdf])} & ledger.pooled
+        if removed:
+            ledger.added = [bdf for bdf in ledger.added if bdf not in removed]
+            for bdf in removed:
+                ledger.available.pop(bdf, None)
+            self._host.remember(ledger)
+
+
+def _is_removed(outcome: Outcome, device: LocalDevice) -> bool:
+    return device.state == ABSENT and any(action.command == "remove" for action in outcome.done)
 
 
 def _names(sysfs: Sysfs, device: PciDevice) -> Iterator[Optional[str]]:

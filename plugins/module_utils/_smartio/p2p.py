@@ -9,7 +9,7 @@ An entry holds as long as both virtual devices are the ones that they were: same
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, Mapping, Optional, Sequence
+from typing import Any, Collection, Dict, Mapping, Optional, Sequence
 
 from .._plan import Action, Item, Outcome, Plan, Report, SharingError, run_plan
 from .host import Host, NodeResource, Places
@@ -34,10 +34,17 @@ class Pair:
         return pair_key(self.source, self.destination, self.bar_number)
 
 
-def plan_pairs(pairs: Sequence[Pair], enable: bool, known: Mapping[str, PairState], vdevs: Mapping[str, str]) -> Plan:
+def plan_pairs(
+    pairs: Sequence[Pair],
+    enable: bool,
+    known: Mapping[str, PairState],
+    vdevs: Mapping[str, str],
+    unanswered: Collection[str] = (),
+) -> Plan:
     """Set every pair that is not known to be set; pure. ``vdevs`` says of each fdid what its virtual device is now.
 
-    A pair of which neither device is borrowed here is disabled: there is nothing to do.
+    A pair ends with its devices: where one of them is not borrowed here there is nothing to disable. Of those that are
+    ``unanswered`` nobody can say.
     """
     items = []
     for pair in pairs:
@@ -45,7 +52,8 @@ def plan_pairs(pairs: Sequence[Pair], enable: bool, known: Mapping[str, PairStat
         state = known.get(pair.key)
         is_known = state is not None and state.vdevs == now
         right = is_known and state is not None and state.enabled == enable
-        nothing_to_disable = not enable and not any(now)
+        gone = [fdid for fdid in (pair.source, pair.destination) if not vdevs[fdid] and fdid not in unanswered]
+        nothing_to_disable = not enable and bool(gone)
         command = "enable-p2p" if enable else "disable-p2p"
         words = "{} peer-to-peer {}".format("enable" if enable else "disable", pair)
         actions = () if right or nothing_to_disable else (Action(command, (pair,), words),)
@@ -72,7 +80,8 @@ def set_pairs(host: Host, pairs: Sequence[Pair], enable: bool, check: bool) -> R
             ledger.p2p[pair.key] = PairState(enable, (vdevs[pair.source], vdevs[pair.destination]))
             host.remember(ledger)
 
-        report, outcomes = run_plan(plan_pairs(wanted, enable, ledger.p2p, vdevs), check, perform)
+        plan = plan_pairs(wanted, enable, ledger.p2p, vdevs, host.tool.unanswered)
+        report, outcomes = run_plan(plan, check, perform)
     if check and enable:
         _mark_pending(report, outcomes, vdevs)
     report.results["pairs"] = [

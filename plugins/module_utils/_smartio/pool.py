@@ -17,7 +17,10 @@ from .tool import SmartioTool
 
 
 class Pool:
-    """What was read from the pool so far. ``shown`` survives a refresh: who a device is does not change in a run."""
+    """What was read from the pool so far. ``shown`` survives a refresh: who a device is does not change in a run.
+
+    Unless the run itself took a device out of the pool, see ``forget``.
+    """
 
     def __init__(self, tool: SmartioTool) -> None:
         self._tool = tool

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 from dataclasses import replace
-from typing import Callable, Dict, List, Optional, Sequence
+from typing import Callable, Dict, FrozenSet, List, Optional, Sequence
 
 from . import output
 from .command import Finished, run
@@ -108,8 +108,11 @@ class SmartioTool:
         return self._read("lspci", fdid).strip()
 
     def scan(self, node_id: int, adapter: int) -> None:
-        """Enumerate the transparent devices behind an adapter under ``node_id``."""
-        self._change("scan", str(node_id), str(adapter))
+        """Enumerate the transparent devices behind an adapter under ``node_id``.
+
+        A scan can be repeated, so here EEXIST does not say that it is done, but that a node has this id.
+        """
+        self._change("scan", str(node_id), str(adapter), done=frozenset())
 
     def borrow(self, fdid: str, dma_window: Optional[str]) -> Borrowed:
         """Inject a fabric device as a local one. The window's unit is the tool's own (not documented)."""
@@ -125,8 +128,9 @@ class SmartioTool:
         self._change("enable-p2p", source, destination, *([] if bar_number is None else [str(bar_number)]))
 
     def disable_p2p(self, source: str, destination: str, bar_number: Optional[int]) -> None:
-        """Undo enable_p2p."""
-        self._change("disable-p2p", source, destination, *([] if bar_number is None else [str(bar_number)]))
+        """Undo enable_p2p. EINVAL for two devices that are borrowed here means that there is nothing to undo."""
+        numbered = [] if bar_number is None else [str(bar_number)]
+        self._change("disable-p2p", source, destination, *numbered, done=DONE_ALREADY | {errno.EINVAL})
 
     def get_vdev(self, fdid: str) -> Optional[str]:
         """The local (virtual) BDF of a device that is borrowed here; None where it is not.
@@ -183,10 +187,10 @@ class SmartioTool:
             raise self._failure(finished, [self.path, *args])
         return finished.stdout
 
-    def _change(self, *args: str) -> Finished:
-        """A command that changes something. "It is so already" (EEXIST and its like) is success."""
+    def _change(self, *args: str, done: FrozenSet[int] = DONE_ALREADY) -> Finished:
+        """A command that changes something. "It is so already" (EEXIST and its like, see ``done``) is success."""
         finished = self._run(*args)
-        if finished.status == 0 or finished.status in DONE_ALREADY:
+        if finished.status == 0 or finished.status in done:
             return finished
         raise self._failure(finished, [self.path, *args])
 

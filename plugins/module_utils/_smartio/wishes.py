@@ -133,29 +133,56 @@ class Catalogue:
 def resolve(
     wishes: Sequence[Wish], catalogue: Catalogue, allow_empty: bool
 ) -> Tuple[List[Target], List[Tuple[str, SharingError]]]:
-    """The devices that are meant, in the order given and each once, and an error for every wish that has none."""
+    """The devices that are meant, in the order given and each once, and an error for every wish that has none.
+
+    A device that is wanted in two states is left alone, with all else of the wishes that name it: neither the order of
+    a list nor that of addresses may decide what becomes of it.
+    """
     targets: Dict[str, Target] = {}
     errors: List[Tuple[str, SharingError]] = []
-    for wish in wishes:
-        try:
-            bdfs = _matching(wish, catalogue)
-            if not bdfs and not allow_empty:
-                raise DeviceNotFound(
-                    f"{wish.written} matches no PCI device of this node; correct it, or give allow_empty: true"
-                )
-            for bdf in bdfs:
-                _want(targets, Target(bdf, wish.state))
-        except SharingError as error:
+    found = [_look_up(wish, catalogue, allow_empty) for wish in wishes]
+    states: Dict[str, Dict[str, None]] = {}
+    for wish, meant in zip(wishes, found):
+        for bdf in meant.bdfs:
+            states.setdefault(bdf, {})[wish.state] = None
+    for wish, meant in zip(wishes, found):
+        error = meant.error or _torn(meant.bdfs, states)
+        if error is not None:
             errors.append((wish.written, error))
+            continue
+        targets.update((bdf, Target(bdf, wish.state)) for bdf in meant.bdfs if bdf not in targets)
     if not wishes and not allow_empty:
         errors.append(("devices", SharingError("devices is empty; name a device, or give allow_empty: true")))
     return list(targets.values()), errors
 
 
-def _want(targets: Dict[str, Target], target: Target) -> None:
-    known = targets.setdefault(target.bdf, target)
-    if known.state != target.state:
-        raise SharingError(f"{target.bdf} is wanted both {known.state} and {target.state}; name it once")
+@dataclass(frozen=True)
+class _Meant:
+    """The devices that one wish is about, or why it is about none."""
+
+    bdfs: Tuple[str, ...] = ()
+    error: Optional[SharingError] = None
+
+
+def _look_up(wish: Wish, catalogue: Catalogue, allow_empty: bool) -> _Meant:
+    try:
+        bdfs = _matching(wish, catalogue)
+        if not bdfs and not allow_empty:
+            raise DeviceNotFound(
+                f"{wish.written} matches no PCI device of this node; correct it, or give allow_empty: true"
+            )
+    except SharingError as error:
+        return _Meant(error=error)
+    return _Meant(tuple(bdfs))
+
+
+def _torn(bdfs: Iterable[str], states: Mapping[str, Iterable[str]]) -> Optional[SharingError]:
+    """The error for a wish with a device that is wanted in two states; None where there is none."""
+    for bdf in bdfs:
+        wanted = list(states[bdf])
+        if len(wanted) > 1:
+            return SharingError(f"{bdf} is wanted both {' and '.join(wanted)}; nothing was done, name it once")
+    return None
 
 
 def _matching(wish: Wish, catalogue: Catalogue) -> List[str]:

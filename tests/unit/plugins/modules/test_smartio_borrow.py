@@ -421,6 +421,19 @@ def test_what_is_in_use_is_not_returned(fabric: Fabric, two_quirks: Dict[str, An
     assert borrower.borrowed() == []
 
 
+def test_only_check_mode_believes_in_what_will_be_unmounted(fabric: Fabric) -> None:
+    borrower, fdids = make(fabric)
+    good(borrower, MODULE, fdid=fdids[DRIVE])
+    borrower.mount("nvme20n1p1", "/scratch")
+    args = {"fdid": fdids[DRIVE], "state": "returned", "unmounted": ["/scratch/", "/elsewhere"], "ended": [1]}
+    assert good(borrower, MODULE, check=True, **args).changed
+    mark = borrower.mark()
+    assert bad(borrower, MODULE, **args).says("mounted at /scratch")
+    assert borrower.changing(mark) == []
+    borrower.unmount("/scratch")
+    case(MODULE, args, borrower, expect_changed=True, actions=["return"])
+
+
 def test_force_returns_what_is_in_use(fabric: Fabric) -> None:
     borrower, fdids = make(fabric)
     good(borrower, MODULE, fdid=fdids[DRIVE])

@@ -30,7 +30,7 @@ from ansible_collections.iofabric.sharing.plugins.module_utils._pci.proc import 
 )
 from ansible_collections.iofabric.sharing.plugins.module_utils._pci.processes import read_processes
 from ansible_collections.iofabric.sharing.plugins.module_utils._pci.sysfs import Sysfs
-from ansible_collections.iofabric.sharing.plugins.module_utils._pci.usage import Usage, observe
+from ansible_collections.iofabric.sharing.plugins.module_utils._pci.usage import Ending, Usage, observe
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -593,6 +593,34 @@ def test_who_computes_on_a_gpu(fake: Any, proc: Any, monkeypatch: pytest.MonkeyP
     assert look(fake, proc) == Usage()
     monkeypatch.setattr(proc_module, "_NVIDIA", 1)  # the device is 1:3 now, /dev/null
     assert look(fake, proc).reasons == ("open by train (pid 900)",)
+
+
+def test_what_will_have_ended_does_not_count(fake: Any, proc: Any) -> None:
+    fake.nvme()
+    proc.process(1, "systemd", mounts="1")
+    proc.mount("259:1", "/srv")
+    proc.mount("259:2", "/srv/deep")
+    proc.process(900, "nginx", mounts="2")
+    proc.mount("259:0", "/srv", namespace="900")
+    folder = fake.device(NIC, driver="nvidia", **{"class": "0x030000"})
+    fake.write(f"{folder}/drm/card0/dev", "1:3")
+    fake.write(f"{folder}/drm/card0/uevent", "MAJOR=1\nMINOR=3\nDEVNAME=dri/card0")
+    for pid in (81, 812, 181):
+        proc.process(pid, "train", "/dev/null")
+    ending = Ending(frozenset(["/srv"]), frozenset([81, 900]))
+    used = observe([BDF, NIC], fake.sysfs, proc.path, "", dict, ending)
+    assert used[BDF].reasons == (
+        "mounted at /srv as nginx (pid 900) sees it (nvme0n1)",
+        "mounted at /srv/deep (nvme0n1p2)",
+    )
+    assert used[NIC].reasons == ("open by train (pid 181)", "open by train (pid 812)")
+
+
+def test_the_system_disk_does_not_end(fake: Any, proc: Any) -> None:
+    fake.nvme()
+    proc.mount("259:1", "/boot")
+    used = observe([BDF], fake.sysfs, proc.path, "", dict, Ending(frozenset(["/boot"])))
+    assert used[BDF].never == ("holds /boot (nvme0n1p1)",)
 
 
 def test_users_of_vfio(fake: Any, proc: Any) -> None:

@@ -76,7 +76,8 @@ HERE = "0000:04:00.0@7"
         # Not borrowed here.
         (None, ("", ""), True, False),
         (True, ("", ""), True, False),
-        (None, ("", HERE), True, True),
+        (None, ("", HERE), True, False),
+        (True, (HERE, ""), True, False),
     ],
 )
 @pytest.mark.parametrize("number", [None, 0, 5])
@@ -90,6 +91,12 @@ def test_pairs(
         plan = plan_pairs([pair], wanted, states, now)
         check_plan(plan)
         assert commands(plan) == ([(command, (pair,))] if acts else [])
+
+
+def test_what_cannot_be_asked_is_not_disabled_already() -> None:
+    pair, now = Pair("1", "2"), {"1": "", "2": HERE}
+    assert commands(plan_pairs([pair], False, {}, now)) == []
+    assert commands(plan_pairs([pair], False, {}, now, {"1"})) == [("disable-p2p", (pair,))]
 
 
 def test_pairs_with_another_bar_are_others() -> None:

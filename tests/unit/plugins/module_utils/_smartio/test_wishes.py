@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 import pytest
 from ansible_collections.iofabric.sharing.plugins.module_utils._pci.sysfs import PciDevice
@@ -118,11 +118,17 @@ def test_a_device_is_wanted_once_in_the_order_given() -> None:
     assert errors == []
 
 
-def test_a_device_that_is_wanted_in_two_states() -> None:
-    wishes = [wish_from(element(bdf="9:"), "available"), wish_from(element(bdf="09:00.0", state="absent"), "available")]
-    targets, errors = resolve(wishes, CATALOGUE, False)
-    assert targets == [Target(GPU, "available")]
-    assert "0000:09:00.0 is wanted both available and absent; name it once" in errors[0][1].message
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_a_device_that_is_wanted_in_two_states_is_left_alone(order: Sequence[int]) -> None:
+    """With all else of the wishes that name it, whichever comes first."""
+    elements = [element(filter="-d 144d:"), element(bdf="81:00.1", state="absent"), element(bdf="9:", state="present")]
+    targets, errors = resolve([wish_from(elements[index], "available") for index in order], CATALOGUE, False)
+    assert targets == [Target(GPU, "present")]
+    assert len(errors) == 2
+    for _name, error in errors:
+        assert f"{NVME1} is wanted both " in error.message
+        assert "available" in error.message
+        assert "absent" in error.message
 
 
 def test_names_and_serials_are_looked_up_only_when_needed() -> None:
