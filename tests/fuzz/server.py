@@ -183,6 +183,12 @@ class Lab:
             good.free_buf(buffer)
             good.free_ioqpair(1, pair.qid)
 
+    def wait_until_idle(self) -> None:
+        """Have the server end a connection: those that ended earlier are closed by then."""
+        with self.connect() as last:
+            last.shutdown(socket.SHUT_WR)
+            assert last.recv(1) == b""
+
     def close(self) -> None:
         """Stop serving."""
         self._control.stop()
@@ -358,6 +364,7 @@ def settle() -> None:
     """Everything that a good client may want still works; then nothing is left of it."""
     lab().check_io()
     lab().check()
+    lab().wait_until_idle()
 
 
 def seeds() -> Iterator[bytes]:
