@@ -10,9 +10,9 @@ server's own threads rather than in processes, so that what they execute counts 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
+import mmap
 import os
 import select
 import socket
@@ -61,10 +61,11 @@ class Direct(Backend):
         self.bar0_fd, self.bar0_nbytes = os.memfd_create("bar0"), BAR0_NBYTES
         os.truncate(self.bar0_fd, BAR0_NBYTES)
         self.alive_fd = -1
-        self._heap = heap
         self._words = memoryview(bytearray(BAR0_NBYTES)).cast("I")
         emulated = EmulatedConfig(config.name, size=1 << 16, queues=QUEUES)
-        self._controller = Controller(emulated, heap.view, self._words, MemoryStore(1 << 16))
+        # A map of its own, as one in a process has: the server's must not be in use when it is closed.
+        memory = memoryview(mmap.mmap(heap.fd, heap.nbytes))
+        self._controller = Controller(emulated, memory, self._words, MemoryStore(1 << 16))
         self.failures: List[int] = []
 
     def admin(self, command: bytes) -> bytes:
@@ -112,12 +113,13 @@ class Lab:
         self._heaps: List[Heap] = []
         self.broken: List[BaseException] = []
         self._control = server.Control()
+        self._interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-4)  # client and server take turns all the time
         ready = threading.Event()
         self._thread = threading.Thread(target=self._serve, args=(ready,), daemon=True)
         self._thread.start()
         assert ready.wait(PATIENCE), self.broken
         self._free = self._heaps[0].free_bytes
-        atexit.register(self.close)
 
     def _serve(self, ready: threading.Event) -> None:
         try:
@@ -193,6 +195,9 @@ class Lab:
         """Stop serving."""
         self._control.stop()
         self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+        assert not self.broken, self.broken
+        sys.setswitchinterval(self._interval)
         self._control.close()
         self._folder.cleanup()
 
@@ -343,7 +348,6 @@ _LABS: List[Lab] = []
 def lab() -> Lab:
     """The server, started at its first use."""
     if not _LABS:
-        sys.setswitchinterval(1e-4)  # client and server take turns all the time
         _LABS.append(Lab())
     return _LABS[0]
 
@@ -367,6 +371,12 @@ def settle() -> None:
     lab().wait_until_idle()
 
 
+def close() -> None:
+    """Stop the server, if there is one."""
+    if _LABS:
+        _LABS.pop().close()
+
+
 def seeds() -> Iterator[bytes]:
     """What was recorded of clients of the reference server, and a client that takes and gives back everything."""
     requests = [request for request, _reply in recorded()]
@@ -385,4 +395,4 @@ def seeds() -> Iterator[bytes]:
     yield b"\5\1\0\0\x20\2\3\0\0" + b"\x08"
 
 
-SERVER = Target(run, seeds, longest=384, settle=settle)
+SERVER = Target(run, seeds, longest=384, settle=settle, close=close)

@@ -42,7 +42,7 @@ class Target:
     """Code under test. ``run`` takes one input, at most ``longest`` bytes; it raises for a bug and returns otherwise.
 
     ``seeds`` are inputs that are known to reach far, ``words`` what the language under test consists of. ``settle`` is
-    called before threads and descriptors are counted.
+    called before threads and descriptors are counted, ``close`` when there will be no more inputs.
     """
 
     run: Callable[[bytes], None]
@@ -50,6 +50,7 @@ class Target:
     longest: int = 4096
     words: Sequence[bytes] = ()
     settle: Callable[[], None] = lambda: None
+    close: Callable[[], None] = lambda: None
 
 
 def load(name: str) -> Target:

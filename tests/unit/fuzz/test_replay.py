@@ -5,8 +5,12 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import threading
 import time
 from pathlib import Path
+from typing import Callable, Iterator, List, Tuple
 
 import pytest
 from ansible_collections.iofabric.sharing.tests.fuzz import target as fuzz
@@ -22,10 +26,31 @@ def replay(target: fuzz.Target, data: bytes) -> None:
     assert time.process_time() - begin < SECONDS
 
 
+def held() -> Tuple[int, int]:
+    """How many threads and descriptors there are, without those of what only waits to be collected."""
+    gc.collect()
+    return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def load() -> Iterator[Callable[[str], fuzz.Target]]:
+    """Load targets, and close them afterwards: other tests fork, which wants a process without threads."""
+    loaded: List[fuzz.Target] = []
+
+    def load_one(name: str) -> fuzz.Target:
+        loaded.append(fuzz.load(name))
+        return loaded[-1]
+
+    yield load_one
+    for target in loaded:
+        target.close()
+
+
 @pytest.mark.parametrize("name", fuzz.MODULES)
-def test_seeds_and_corpus(name: str) -> None:
+def test_seeds_and_corpus(load: Callable[[str], fuzz.Target], name: str) -> None:
     """Every target has seeds and a corpus, and holds for all of them."""
-    target = fuzz.load(name)
+    before = held()
+    target = load(name)
     seeds, corpus = list(target.seeds()), sorted((fuzz.CORPUS / name).glob("*" + fuzz.SUFFIX))
     assert seeds
     assert corpus
@@ -33,15 +58,17 @@ def test_seeds_and_corpus(name: str) -> None:
         assert len(data) <= target.longest
         replay(target, data)
     target.settle()
+    target.close()
+    assert held() == before
 
 
 FOUND = [path for name in fuzz.MODULES for path in sorted((fuzz.FOUND / name).glob("*" + fuzz.SUFFIX))]
 
 
 @pytest.mark.parametrize("path", FOUND, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_what_was_found_is_mended(path: Path) -> None:
+def test_what_was_found_is_mended(load: Callable[[str], fuzz.Target], path: Path) -> None:
     """The input that made a target fail."""
-    replay(fuzz.load(path.parent.name), path.read_bytes())
+    replay(load(path.parent.name), path.read_bytes())
 
 
 @pytest.mark.parametrize("folder", [fuzz.CORPUS, fuzz.FOUND])
