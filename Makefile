@@ -106,10 +106,11 @@ test-hosts: prepare-hosts $(VENV_HOSTS)/hosts.stamp $(COLLECTION) ## boot Debian
 prepare-hosts: .build/python
 	"$$(head -n 1 .build/python)" -B tests/hosts/hosts.py prepare
 
-test-roles: prepare-hosts $(VENV_HOSTS)/hosts.stamp $(COLLECTION) ## run the roles lender and borrower, and ci_environment, with many inventories on Debian hosts, as root
+test-roles: prepare-hosts $(VENV_HOSTS)/hosts.stamp $(COLLECTION) ## run the roles lender and borrower, ci_environment, and units of cplane_server on Debian hosts, as root
 	@mkdir -p .build/home
 	$(IN_LAB) python -m pytest -q tests/hosts/test_roles.py
 	$(IN_LAB) python -m pytest -q tests/hosts/test_ci_environment.py
+	$(IN_LAB) python -m pytest -q tests/hosts/test_servers.py
 
 test-vm: prepare-vm $(VENV)/dev.stamp $(COLLECTION) ## boot guests with NVMe controllers and run the modules in them
 	$(VENV)/bin/python -m pytest tests/vm -ra $(PYTEST_ARGS)

@@ -134,6 +134,9 @@ options:
         description: Users that are served, by number.
         type: list
         elements: int
+      driver:
+        description: The driver that controllers are bound to at every start.
+        type: str
       homi:
         description: The program C(homi).
         type: str
@@ -271,6 +274,7 @@ def main() -> None:
                 socket_mode={"type": "raw"},
                 socket_group=text,
                 allow_uids={"type": "list", "elements": "int"},
+                driver=text,
                 homi=text,
                 program=path,
                 socket_dir=path,

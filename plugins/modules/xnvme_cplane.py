@@ -77,6 +77,9 @@ options:
         description: Users that are served, as O(allow_uids).
         type: list
         elements: int
+      driver:
+        description: Driver of real controllers, as O(driver).
+        type: str
   state:
     description:
       - V(started), a server answers and lists exactly the wanted controllers. V(stopped), nobody serves the id.
@@ -127,6 +130,15 @@ options:
     type: list
     elements: int
     default: []
+  driver:
+    description:
+      - Driver that real controllers are bound to before they are served, such as C(vfio-pci), as with
+        M(iofabric.sharing.pci_driver). What was bound for a server goes back to the driver that the kernel chooses when
+        the server is stopped, or no longer serves it; what had the driver already keeps it.
+      - Nothing in use is bound or given back, whatever O(force) says.
+      - V(none) leaves drivers as they are.
+    type: str
+    default: none
   drain_timeout:
     description:
       - Seconds to wait for clients to leave before a stop or restart is refused.
@@ -174,12 +186,12 @@ options:
     default: smartio_tool
   sysfs:
     description:
-      - Where sysfs is mounted, for C(claim:LABEL).
+      - Where sysfs is mounted, for C(claim:LABEL) and O(driver).
     type: path
     default: /sys
   proc:
     description:
-      - Where proc is mounted, for C(claim:LABEL).
+      - Where proc is mounted, for C(claim:LABEL) and O(driver).
     type: path
     default: /proc
   dev:
@@ -194,7 +206,7 @@ options:
     default: /run/smartio
 notes:
   - Clients of one server can overwrite each other's queues and buffers. They are one trust domain.
-  - A real controller must be bound to C(vfio-pci) before it can be served.
+  - A real controller must be bound to C(vfio-pci) before it can be served; O(driver) does that.
 extends_documentation_fragment:
   - iofabric.sharing.attributes
   - iofabric.sharing.attributes.cplane
@@ -220,12 +232,14 @@ EXAMPLES = r"""
     cplane_id: 1
     controllers: ["0000:81:00.0"]
     server: homi
+    driver: vfio-pci
 
 - name: Serve a real drive without homi (experimental)
   iofabric.sharing.xnvme_cplane:
     cplane_id: 3
     controllers: ["0000:82:00.0"]
     server: native
+    driver: vfio-pci
 
 - name: Serve what was borrowed under a label
   iofabric.sharing.xnvme_cplane:
@@ -327,7 +341,8 @@ servers:
       type: str
     action:
       description:
-        - What was done, in order. C(start), C(stop), C(configure), or C(none).
+        - What was done, in order. C(start), C(stop), C(configure), C(bind) (controllers got their driver), C(give_back)
+          (they went back to their ordinary one), or C(none).
         - In check mode what would be, or C(pending) where that depends on an earlier task or on clients that leave.
       type: str
       sample: start
@@ -369,6 +384,7 @@ def main() -> None:
         "socket_mode": {"type": "raw"},
         "socket_group": text,
         "allow_uids": {"type": "list", "elements": "int"},
+        "driver": text,
     }
     run_module(
         {
@@ -384,6 +400,7 @@ def main() -> None:
             "manager": {"type": "str", "choices": list(MANAGERS), "default": "auto"},
             "socket_mode": {"type": "raw", "default": "0660"},
             "allow_uids": {"type": "list", "elements": "int", "default": []},
+            "driver": {"type": "str", "default": "none"},
             "drain_timeout": {"type": "float", "default": 0},
             "force": {"type": "bool", "default": False},
             "timeout": {"type": "float", "default": 60},

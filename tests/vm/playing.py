@@ -52,8 +52,34 @@ def play(guest: Guest, *tasks: Mapping[str, Any], timeout: float = 300, **keywor
     return run_plays(guest, [{**whole, **keywords, "tasks": list(tasks)}], timeout=timeout)
 
 
-def run_plays(guest: Guest, plays: Sequence[Mapping[str, Any]], *, timeout: float = 300) -> List[Answer]:
+def apply_role(guest: Guest, role: str, *, check: bool = False, timeout: float = 300, **variables: Any) -> List[Answer]:
+    """Applies a role of this collection to a guest, as a play of its own that ends with the first task that fails."""
+    import_role = {"name": f"Apply {role}", "ansible.builtin.import_role": {"name": NAMESPACE + role}}
+    whole = {"name": "Guest", "hosts": "guest", "gather_facts": False, "vars": variables, "tasks": [import_role]}
+    return run_plays(guest, [whole], check=check, timeout=timeout)
+
+
+def changes(answers: Sequence[Answer]) -> List[str]:
+    """The names of the tasks that changed something, or would."""
+    return [answer.task for answer in answers if answer.changed]
+
+
+def failures(answers: Sequence[Answer]) -> List[str]:
+    """What the tasks that failed said."""
+    return [answer["msg"] for answer in answers if answer.failed]
+
+
+def run_plays(
+    guest: Guest,
+    plays: Sequence[Mapping[str, Any]],
+    *,
+    groups: Sequence[str] = (),
+    check: bool = False,
+    timeout: float = 300,
+) -> List[Answer]:
     """Runs the plays of a playbook, whose only host is ``guest``; the answers of all tasks that were run, in order.
+
+    ``groups`` are those of the inventory that the host is in.
 
     A playbook that Ansible refuses, or that is not done in time, is an AssertionError. A failed task is not.
     """
@@ -61,11 +87,13 @@ def run_plays(guest: Guest, plays: Sequence[Mapping[str, Any]], *, timeout: floa
         playbook, results = Path(scratch, "playbook.json"), Path(scratch, "results")
         playbook.write_text(json.dumps(plays), encoding="utf-8")
         inventory = Path(scratch, "inventory.json")
-        inventory.write_text(json.dumps({"all": {"hosts": {"guest": _variables(guest)}}}), encoding="utf-8")
+        children: Dict[str, Any] = {group: {"hosts": {"guest": {}}} for group in groups}
+        whole = {"all": {"hosts": {"guest": _variables(guest)}, "children": children}}
+        inventory.write_text(json.dumps(whole), encoding="utf-8")
         results.touch()
         program = Path(sys.executable).with_name("ansible-playbook")
         done = subprocess.run(
-            [program, "-i", inventory, playbook],
+            [program, "-i", inventory, playbook, *(["--check", "--diff"] if check else [])],
             env=_environment(Path(scratch)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

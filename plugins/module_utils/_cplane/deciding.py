@@ -18,11 +18,13 @@ from .._plan import SharingError
 from .errors import ConfigError, CplaneError, NotYet
 from .have import Access, Have
 from .managers import HOMI, NATIVE, Programs, Record, access_of
-from .wanted import Wanted
+from .vfio import DRIVER
+from .wanted import NONE, Wanted
 
 STARTED, STOPPED, RESTARTED = "started", "stopped", "restarted"
 STATES = (STARTED, STOPPED, RESTARTED)
 START, STOP, CONFIGURE = "start", "stop", "configure"
+BIND, GIVE_BACK = "bind", "give_back"
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ def record_of(wanted: Wanted, means: Means) -> Record:
         written=list(wanted.written),
         unit=means.unit,
         places=dict(means.places),
+        driver=wanted.driver,
     )
 
 
@@ -111,6 +114,8 @@ def check_kind(wanted: Wanted, kind: str) -> None:
     """Raise ConfigError for an option that this server has not got."""
     if kind == HOMI and wanted.allow_uids:
         raise ConfigError("allow_uids: the reference server checks no credentials; use socket_mode and socket_group")
+    if kind == NATIVE and wanted.real and wanted.driver not in (NONE, DRIVER):
+        raise ConfigError(f"driver: the native server needs {DRIVER}, not {wanted.driver}; or use server: homi")
     if kind == NATIVE and wanted.backend is not None:
         raise ConfigError("backend: the native server has none to choose; leave it out, or use server: homi")
 
@@ -151,17 +156,18 @@ def _drift(wanted: Wanted, have: Have, options: Options, means: Means) -> Decisi
     if record is None:
         return Decision()
     now = record_of(wanted, means)
-    then = replace(record, access=now.access)
+    then = replace(record, access=now.access, driver=now.driver)
     if now == then and not have.dead:
-        return Decision((CONFIGURE,) if _access_differs(wanted, have, means) else ())
+        return Decision((CONFIGURE,) if _settings_differ(wanted, have, means) else ())
     if have.clients and not options.force:
-        return Decision((CONFIGURE,) if _access_differs(wanted, have, means) else (), restart_pending=True)
+        return Decision((CONFIGURE,) if _settings_differ(wanted, have, means) else (), restart_pending=True)
     return Decision((STOP, START))
 
 
-def _access_differs(wanted: Wanted, have: Have, means: Means) -> bool:
-    """Whether the socket, or what the server was last told of it, is not as wanted."""
-    if have.record is not None and have.record.access != access_of(wanted):
+def _settings_differ(wanted: Wanted, have: Have, means: Means) -> bool:
+    """Whether the socket, what the server was last told of it, or what its next start is to do, is not as wanted."""
+    record = have.record
+    if record is not None and (record.access != access_of(wanted) or record.driver != wanted.driver):
         return True
     return have.access is not None and not same_access(have.access, means.access)
 

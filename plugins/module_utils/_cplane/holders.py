@@ -107,6 +107,22 @@ def vfio_holders(node: str, bdf: str, proc: str = "/proc", server: Optional[int]
     return found
 
 
+def is_sole_holder(server: int, bdf: str, proc: str = "/proc") -> bool:
+    """Whether it is certain that no process but ``server`` has device ``bdf`` of vfio-pci, which ``server`` opened.
+
+    Others may have devices of their own, or of another server, and the kernel need not tell which: then theirs must
+    differ from each one of ``server``, as far as the kernel compares them.
+    """
+    ours = [fd for fd, target in _files(server, proc) if target == _DEVICE]
+    for pid in _others(server, proc):
+        for fd, target in _files(pid, proc):
+            path = _device_path(pid, fd, proc) if target == _DEVICE else ""
+            untold = target == _DEVICE and not path
+            if path.endswith("/" + bdf) or (untold and any(_compare(pid, fd, server, mine) < 1 for mine in ours)):
+                return False
+    return bool(ours)
+
+
 def _device_path(pid: int, fd: int, proc: str) -> str:
     """The folder in sysfs of the device behind a descriptor; empty where the kernel does not tell."""
     try:
@@ -117,8 +133,13 @@ def _device_path(pid: int, fd: int, proc: str) -> str:
 
 
 def _same_file(pid: int, fd: int, other_pid: int, other_fd: int) -> bool:
-    """Whether two descriptors are of one open file (kcmp(2)); False where the kernel does not tell."""
-    return int(ctypes.CDLL(None).syscall(_SYS_KCMP, pid, other_pid, _KCMP_FILE, fd, other_fd)) == 0
+    """Whether two descriptors are of one open file; False where the kernel does not tell."""
+    return _compare(pid, fd, other_pid, other_fd) == 0
+
+
+def _compare(pid: int, fd: int, other_pid: int, other_fd: int) -> int:
+    """Two descriptors, as kcmp(2) has it: 0 for those of one open file, -1 where the kernel does not tell."""
+    return int(ctypes.CDLL(None).syscall(_SYS_KCMP, pid, other_pid, _KCMP_FILE, fd, other_fd))
 
 
 def _command(pid: int, proc: str) -> str:

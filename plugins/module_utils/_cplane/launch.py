@@ -1,7 +1,11 @@
 # Copyright (c) 2026, the iofabric.sharing contributors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The start of a server as a unit: finds out what is to be served, and becomes the server.
+"""The start of a server as a unit: finds out what is to be served, binds it, and becomes the server.
+
+To bind a controller takes more than a server is left with: to see that nobody uses it, the open files of all processes.
+So a process of its own does that before, without the confinement of the unit, and the server finds its controllers
+bound.
 
 What the module remembers of the server comes first, and after a boot, when that is gone, what is recorded for this
 host. ``claim:LABEL`` is resolved here, at every start: virtual addresses move. The module holds the lock of its
@@ -16,7 +20,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, TypeVar
 
 from .._notify import notify
 from .._plan import Deadline, SharingError
@@ -24,6 +28,7 @@ from .._replay import store
 from .._smartio.labels import labels_of
 from .client import MAX_ID, connect, socket_path
 from .deciding import Means, check_kind, choose_kind, record_of
+from .drivers import Drivers
 from .errors import AlreadyServed, ConfigError, CplaneError, NotServed, NotYet
 from .have import Access, Have
 from .managers import (
@@ -45,7 +50,7 @@ from .preflight import check_startable
 from .process import Process, end_process, homi_command, homi_usage, identify, is_alive, native_command, served_by
 from .program import NAME, ProgramPlace, program_dir
 from .units import unit_digest
-from .wanted import CLAIM, Labels, Wanted, wanted_from, written_from
+from .wanted import CLAIM, NONE, Labels, Wanted, wanted_from, written_from
 
 TRY_AGAIN = os.EX_TEMPFAIL
 """The exit status of a start that may succeed later; the unit tries again."""
@@ -56,6 +61,8 @@ _PATIENCE = 50.0
 _PAUSE = 1.0
 _POLL_FIRST, _POLL_MAX = 0.02, 0.2
 _COMMAND_LIMIT = 30.0
+
+Done = TypeVar("Done")
 
 
 @dataclass(frozen=True)
@@ -71,16 +78,36 @@ class Order:
     again: bool
 
 
+def bind(arguments: Optional[Sequence[str]] = None) -> int:
+    """Bind the real controllers of an id to their driver; returns an exit status.
+
+    Where nothing can be served, that is left to the server to say: only its exit status ends the unit for good.
+    """
+    options = _parser("bind", "Bind the controllers of a control plane.").parse_args(arguments)
+    try:
+        launch = Launch(options.cplane_id, options.config, options.state_dir)
+        order = launch.order()
+    except SharingError:
+        return 0
+    if order.bare.driver == NONE:
+        return 0
+    try:
+        launch.wait(order, launch.bind, _PATIENCE if order.again else 0)
+    except SharingError as error:
+        return _failed(error.message, TRY_AGAIN)
+    return 0
+
+
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Become the server of an id; returns an exit status where that is not possible."""
-    options = _parser().parse_args(arguments)
+    options = _parser("serve", "Serve what is recorded for a control plane, as its unit does.").parse_args(arguments)
     try:
         launch = Launch(options.cplane_id, options.config, options.state_dir)
         order = launch.order()
     except SharingError as error:
         return _failed(error.message, NOTHING)
     try:
-        command = launch.wait(order, _PATIENCE if order.again else 0)
+        command = launch.wait(order, launch.prepare, _PATIENCE if order.again else 0)
         os.execv(command[0], command)  # noqa: S606 - the unit's main process is the server itself
     except SharingError as error:
         return _failed(error.message, TRY_AGAIN)
@@ -88,10 +115,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         return _failed(f"cannot run {command[0]}: {error.strerror}", TRY_AGAIN)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="iofabric-sharing serve", description="Serve what is recorded for a control plane, as its unit does."
-    )
+def _parser(command: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"iofabric-sharing {command}", description=description)
     parser.add_argument("cplane_id", type=_id, metavar="ID", help="the id of the control plane")
     parser.add_argument("--config", default=store.PATH, metavar="FILE", help="what is recorded (default %(default)s)")
     parser.add_argument("--state-dir", metavar="DIR", help="where servers are remembered")
@@ -156,6 +181,7 @@ class Launch:
             "server": record.kind,
             "backend": record.backend,
             "heap_size": record.heap_size,
+            "driver": record.driver,
             **record.access,
         }
 
@@ -166,7 +192,7 @@ class Launch:
                 f"nothing is recorded for control plane {self._id}, neither in {self._registry.folder} nor in "
                 f"{self._config}; start it with the module xnvme_cplane, or with the role cplane_server"
             )
-        names = ("controllers", "server", "backend", "heap_size", "socket_mode", "socket_group", "allow_uids")
+        names = ("controllers", "server", "backend", "heap_size", "socket_mode", "socket_group", "allow_uids", "driver")
         return {name: getattr(self._entry, name) for name in names}
 
     def _recorded_places(self) -> Dict[str, Any]:
@@ -181,12 +207,12 @@ class Launch:
 
     # -- the server ---------------------------------------------------------------------------------------------------
 
-    def wait(self, order: Order, seconds: float) -> List[str]:
-        """The server's command line, once everything is there; raises SharingError for what is missing at the end."""
+    def wait(self, order: Order, step: Callable[[Order], Done], seconds: float) -> Done:
+        """What a step returns once everything is there; raises SharingError for what is missing at the end."""
         deadline, said = Deadline(seconds), ""
         while True:
             try:
-                command = self._prepare(order)
+                done = step(order)
             except SharingError as error:
                 if deadline.left() <= 0:
                     raise
@@ -198,10 +224,21 @@ class Launch:
             else:
                 if said:
                     _tell("STATUS=")
-                return command
+                return done
 
-    def _prepare(self, order: Order) -> List[str]:
-        """Everything up to the server's command line; where that fails, modules can see that it was tried."""
+    def bind(self, order: Order) -> None:
+        """Give the controllers their driver; where that fails, modules can see that it was tried."""
+        _refuse_taken(self._id, order.places["socket_dir"])
+        try:
+            wanted = wanted_from(order.element, self._labels(order))
+            places = order.places
+            Drivers(self._registry, places["sysfs"], places["proc"], _COMMAND_LIMIT).bind(wanted)
+        except SharingError:
+            self._registry.save(self._id, _attempt(order))
+            raise
+
+    def prepare(self, order: Order) -> List[str]:
+        """The server's command line, and all that comes before it; where that fails, modules can see it was tried."""
         _refuse_taken(self._id, order.places["socket_dir"])
         programs = Programs(ProgramPlace(_program(order.places["program"]), None, None, None), order.places["homi"])
         try:
@@ -271,6 +308,7 @@ def _attempt(order: Order) -> Record:
         access=access_of(bare),
         written=written_from(order.element),
         places=dict(order.places),
+        driver=bare.driver,
     )
 
 

@@ -4,7 +4,8 @@
 """How a server is started and stopped: as a detached process with a pid file, or as a systemd unit.
 
 Everything that is known of a server lies in one folder, named by its id: ``ID.json`` (what it was started with),
-``ID.settings.json`` (what our server reads again on SIGHUP), ``ID.pid`` and ``ID.log``.
+``ID.settings.json`` (what our server reads again on SIGHUP), ``ID.bound.json`` (the controllers that were given another
+driver for it, and are to be given back), ``ID.pid`` and ``ID.log``.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from .process import (
 )
 from .program import ProgramPlace
 from .units import UnitState, systemctl, unit_of, unit_state
-from .wanted import CLAIM, Wanted
+from .wanted import CLAIM, NONE, Wanted
 
 NATIVE, HOMI = "native", "homi"
 LABEL_PLACES = ("tool", "sysfs", "proc", "dev", "smartio_state_dir")
@@ -84,7 +85,8 @@ class Record:
 
     ``controllers`` and ``uris`` are what it serves, ``written`` is what was asked for (with ``claim:LABEL``), in an
     order of its own. They are empty where what was asked for could not be started yet. ``program`` is the digest of
-    our zipapp, empty for the reference tool; ``unit`` that of the unit's files, empty for a process.
+    our zipapp, empty for the reference tool; ``unit`` that of the unit's files, empty for a process. ``driver`` is what
+    a start binds controllers to.
     """
 
     kind: str
@@ -98,6 +100,16 @@ class Record:
     written: List[str] = field(default_factory=list)
     unit: str = ""
     places: Dict[str, Any] = field(default_factory=dict)
+    driver: str = NONE
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A controller that was given a driver for a server. ``inode`` is that of its folder in sysfs: another device that
+    later comes to the same address has another one."""
+
+    inode: int
+    driver: str
 
 
 def start_places(wanted: Wanted, kind: str, places: Mapping[str, Any]) -> Dict[str, Any]:
@@ -195,11 +207,28 @@ class Registry:
         self._write(f"{cplane_id}.json", asdict(record))
 
     def forget(self, cplane_id: int) -> None:
-        """Remove what was remembered, all but the log."""
+        """Remove what was remembered, all but the log and what is to be given back."""
         remembered = (f"{cplane_id}.json", f"{cplane_id}.settings.json")
         for name in (*remembered, *(f"{name}.new" for name in remembered), f"{cplane_id}.pid"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.path(name))
+
+    def bound(self, cplane_id: int) -> Dict[str, Taken]:
+        """The controllers that were given another driver for a server, by their addresses."""
+        try:
+            with open(self.path(f"{cplane_id}.bound.json"), encoding="utf-8") as file:
+                return {str(bdf): Taken(**taken) for bdf, taken in json.load(file).items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}
+
+    def save_bound(self, cplane_id: int, taken: Mapping[str, Taken]) -> None:
+        """Remember them; the file is only there while there are any."""
+        name = f"{cplane_id}.bound.json"
+        if taken:
+            self._write(name, {bdf: asdict(one) for bdf, one in taken.items()})
+            return
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path(name))
 
     def _write(self, name: str, data: Mapping[str, Any]) -> None:
         path = self.path(name)

@@ -21,10 +21,15 @@ MIN_HEAP = 2 * (64 << 10) + (4 << 20) + 16 * PAGE
 MAX_HEAP = 1 << 48
 
 
-def check_startable(controllers: Sequence[str], heap_size: Optional[int], server: Optional[int] = None) -> None:
+def check_startable(
+    controllers: Sequence[str],
+    heap_size: Optional[int],
+    server: Optional[int] = None,
+    unbound: Sequence[str] = (),
+) -> None:
     """Raise ConfigError for a heap, a file of an emulated controller, or a real controller that our server would end
     over, and DeviceBusy for one that somebody has open; but not for what ``server`` has, a process that is to be
-    replaced.
+    replaced, nor for what is still ``unbound``.
     """
     if heap_size is not None and not MIN_HEAP <= heap_size <= MAX_HEAP:
         raise ConfigError(
@@ -39,7 +44,7 @@ def check_startable(controllers: Sequence[str], heap_size: Optional[int], server
             if real in files:
                 raise ConfigError(f"{config.label}: path={config.path} is the file of another controller, too")
             files.add(real)
-        elif isinstance(config, PciConfig):
+        elif isinstance(config, PciConfig) and config.bdf not in unbound:
             check_free(config.bdf, server=server)
 
 

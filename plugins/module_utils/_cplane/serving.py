@@ -8,13 +8,15 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
 
 from .._plan import Action, Deadline, Item, Outcome, Plan, Report, Resource, SharingError
 from .._smartio.errors import ToolMissing
 from .client import socket_path
 from .deciding import (
+    BIND,
     CONFIGURE,
+    GIVE_BACK,
     START,
     STATES,
     STOP,
@@ -30,6 +32,7 @@ from .deciding import (
     record_of,
     same_access,
 )
+from .drivers import Drivers
 from .errors import ConfigError, CplaneError, NotYet, ServerTimeout
 from .have import Access, Have, describe, observe
 from .managers import (
@@ -60,6 +63,15 @@ _SETTLE = 1.0
 """Seconds that a server may take to notice that a connection ended, or to read its settings again."""
 
 
+_WORDS = {
+    START: "start control plane {}",
+    STOP: "stop control plane {}",
+    CONFIGURE: "configure control plane {}",
+    BIND: "bind the controllers of control plane {} to their driver",
+    GIVE_BACK: "give the controllers of control plane {} back to their ordinary driver",
+}
+
+
 @dataclass(frozen=True)
 class Target:
     """One server of a run: what was observed and decided. ``wanted`` and ``means`` are None where it must not run, or
@@ -79,7 +91,7 @@ class Target:
     def item(self) -> Item:
         """As an element of a plan."""
         actions = tuple(
-            Action(command, (self.cplane_id,), f"{command} control plane {self.cplane_id}")
+            Action(command, (self.cplane_id,), _WORDS[command].format(self.cplane_id))
             for command in self.decision.commands
         )
         return Item(f"control plane {self.cplane_id}", self._before(), self._after(), actions, self.decision.error)
@@ -123,7 +135,9 @@ class Serving:
         self._places = places
         self._socket_dir = places["socket_dir"]
         self._registry = Registry(state_dir)
+        self._drivers = Drivers(self._registry, places["sysfs"], places["proc"], timeout)
         self._timeout = timeout
+        self._free: Set[int] = set()  # ids whose server alone had its controllers when it was stopped
 
     def run(self, check: bool) -> Report:
         """Observe, plan and, unless ``check``, apply and look again."""
@@ -142,7 +156,7 @@ class Serving:
         cplane_id = element["cplane_id"]
         have = observe(cplane_id, self._socket_dir, self._registry)
         if self._options.state == STOPPED:
-            return Target(cplane_id, have, decide_stop(cplane_id, have, self._options))
+            return Target(cplane_id, have, self._decide_stop(cplane_id, have))
         try:
             return self._plan_start(wanted_from(element, self._labels), have)
         except (NotYet, ToolMissing) as error:
@@ -150,15 +164,36 @@ class Serving:
         except SharingError as error:
             return Target(cplane_id, have, Decision(error=error))
 
+    def _decide_stop(self, cplane_id: int, have: Have) -> Decision:
+        """A server that must not run, and the controllers that were bound for it."""
+        decision = decide_stop(cplane_id, have, self._options)
+        if decision.error is not None or not self._drivers.taken(cplane_id):
+            return decision
+        server = have.process.pid if have.process else have.pid
+        # Clients that are to leave, or to lose their server, still have what they were handed.
+        if server is None or not (self._options.force or decision.pending):
+            try:
+                self._drivers.check_given_back(cplane_id, server)
+            except SharingError as error:
+                return Decision(error=error)
+        return replace(decision, commands=(*decision.commands, GIVE_BACK))
+
     def _plan_start(self, wanted: Wanted, have: Have) -> Target:
         means = self._means(wanted, have)
         decision = decide_start(wanted, have, self._options, means)
         if START in decision.commands:
             self._programs.check(means.kind)
+            unbound = self._drivers.unbound(wanted)
             if means.kind == NATIVE:
-                check_startable(wanted.controllers, wanted.heap_size, have.process.pid if have.process else have.pid)
+                server = have.process.pid if have.process else have.pid
+                check_startable(wanted.controllers, wanted.heap_size, server, unbound)
             if means.manager == ProcessManager.name and not have.alive:
                 refuse_obstacle(socket_path(wanted.cplane_id, self._socket_dir))
+            stop = [command for command in decision.commands if command != START]
+            bind = [BIND] if unbound else []
+            # Last: somebody may still have what is served no more, which must not keep the others from being served.
+            last = [GIVE_BACK] if self._drivers.taken(wanted.cplane_id, wanted.real) else []
+            decision = replace(decision, commands=(*stop, *bind, START, *last))
         return Target(wanted.cplane_id, have, decision, wanted, means)
 
     def _means(self, wanted: Wanted, have: Have) -> Means:
@@ -215,9 +250,21 @@ class Serving:
         target = targets[int(str(action.args[0]))]
         if action.command == STOP:
             self._stop(target.cplane_id, target.have)
+        elif action.command == GIVE_BACK:
+            self._give_back(target)
+        elif action.command == BIND and target.wanted is not None:
+            self._drivers.bind(target.wanted)
         elif target.wanted is not None and target.means is not None:
             perform = self._start if action.command == START else self._configure
             perform(target.wanted, target.have, target.means)
+
+    def _give_back(self, target: Target) -> None:
+        try:
+            keep = target.wanted.real if target.wanted else ()
+            self._drivers.give_back(target.cplane_id, keep, target.cplane_id in self._free)
+        except SharingError as error:
+            words = f"what was bound for control plane {target.cplane_id} was not given back: {error.message}"
+            raise SharingError(words, **error.details) from None
 
     def _manager(self, name: str) -> ProcessManager | SystemdManager:
         if name == SystemdManager.name:
@@ -239,10 +286,14 @@ class Serving:
             with contextlib.suppress(SharingError):
                 if manager.process(cplane_id) is None:
                     self._registry.forget(cplane_id)
+                    self._drivers.give_back(cplane_id)
             raise
 
     def _stop(self, cplane_id: int, have: Have) -> None:
         self._drain(cplane_id)
+        server = have.process.pid if have.process else have.pid
+        if server is not None and self._drivers.is_sole_holder(cplane_id, server):
+            self._free.add(cplane_id)
         if have.waiting is not None:
             self._manager(SystemdManager.name).stop(cplane_id, self._timeout, self._options.force)
         elif have.process is not None:
@@ -290,7 +341,7 @@ class Serving:
     def _configure(self, wanted: Wanted, have: Have, means: Means) -> None:
         if have.record is None:
             return
-        self._registry.save(wanted.cplane_id, replace(have.record, access=access_of(wanted)))
+        self._registry.save(wanted.cplane_id, replace(have.record, access=access_of(wanted), driver=wanted.driver))
         if have.record.kind == HOMI:
             self._set_access(wanted.cplane_id, means)
             return

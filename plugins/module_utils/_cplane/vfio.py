@@ -24,7 +24,7 @@ from .errors import ConfigError, CplaneError, DeviceBusy, NotYet
 from .holders import has_open, vfio_holders
 
 DRIVER = "vfio-pci"
-_NVME_CLASS = "010802"
+NVME_CLASS = "010802"
 _HARMLESS = (None, DRIVER, "pci-stub", "pcieport")
 """Drivers of other devices of a group that leave it to us; they start no DMA."""
 
@@ -98,7 +98,7 @@ def check_device(bdf: str, places: Places = HOST) -> str:
     if sysfs.inode(bdf) is None:
         raise ConfigError(f"{bdf}: there is no such PCI device on this host")
     device = sysfs.device(bdf)
-    if device.class_code != _NVME_CLASS:
+    if device.class_code != NVME_CLASS:
         raise ConfigError(f"{bdf} is no NVMe controller (its class is {device.class_code or 'unknown'})")
     if device.iommu_group is None:
         raise ConfigError(

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 from .._pci.address import check_written, normalise
+from .._pci.driver import DEFAULT, check_name
 from .client import MAX_ID
 from .config import Config, EmulatedConfig, parse_controllers, served_uris
 from .errors import ConfigError, NotYet
 
 _SIZE = re.compile(r"([0-9]{1,15})([KMGT]?)i?B?\Z", re.IGNORECASE)
 CLAIM = "claim:"
+NONE = "none"
+"""In the place of a driver's name: drivers are left as they are."""
 _MAX_SECONDS = 1000000
 
 Labels = Callable[[str], List[str]]
@@ -28,7 +31,7 @@ class Wanted:
     in the same order. ``written`` are the controllers as they were asked for.
 
     ``heap_size`` is in bytes for each controller, ``socket_mode`` an octal number's text; None leaves a thing to the
-    server's default.
+    server's default. ``driver`` is what real controllers are bound to before they are served, or NONE.
     """
 
     cplane_id: int
@@ -43,6 +46,12 @@ class Wanted:
     socket_group: Optional[str] = None
     allow_uids: Tuple[int, ...] = ()
     written: Tuple[str, ...] = ()
+    driver: str = NONE
+
+    @property
+    def real(self) -> Tuple[str, ...]:
+        """The addresses of the controllers that are real."""
+        return tuple(name for name in self.controllers if not name.startswith("emu:"))
 
 
 def wanted_from(element: Mapping[str, Any], labels: Labels) -> Wanted:
@@ -66,6 +75,7 @@ def wanted_from(element: Mapping[str, Any], labels: Labels) -> Wanted:
         socket_group=_group(element.get("socket_group")),
         allow_uids=_uids(element.get("allow_uids") or ()),
         written=tuple(written),
+        driver=_driver(element.get("driver") or NONE),
     )
 
 
@@ -126,6 +136,14 @@ def _mode(value: object) -> str:
     if not re.fullmatch(r"0?[0-7]{3}", text):
         raise ConfigError(f"socket_mode: {value!a} is not an octal mode written as text; quote it, as in '0660'")
     return text.rjust(4, "0")
+
+
+def _driver(value: object) -> str:
+    """A driver that a controller can be served with; the kernel's own choice is none."""
+    name = check_name(value, NONE)
+    if name == DEFAULT:
+        raise ConfigError(f"driver: {DEFAULT} is not a driver to serve with; give one such as vfio-pci, or {NONE}")
+    return name
 
 
 def _group(value: Optional[str]) -> Optional[str]:

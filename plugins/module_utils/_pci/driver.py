@@ -45,6 +45,8 @@ class Want:
     driver: str
     group: str = REFUSE
     force: bool = False
+    has_options: bool = True
+    """Whether who asks can be told to give ``force`` or ``group``: the module pci_driver has them, others have not."""
 
     @property
     def vfio(self) -> bool:
@@ -154,9 +156,10 @@ def refusal(party: Sequence[Bound], want: Want, have: Have) -> Optional[SharingE
     staying = [other for other in have.others(party[0]) if other not in party and not _harmless(other.driver)]
     if want.vfio and staying:
         named = ", ".join(f"{other.bdf} ({other.driver})" for other in staying)
+        advice = "or give group: include" if want.has_options else "or bind the others with iofabric.sharing.pci_driver"
         return SharingError(
             f"{party[0].bdf} shares its IOMMU group {party[0].group} with {named}, and VFIO takes whole groups: "
-            "name all of them, or give group: include",
+            f"name all of them, {advice}",
             group=[other.bdf for other in staying],
         )
     return None if have.loaded else have.unloadable
@@ -171,7 +174,7 @@ def _refusal_of(device: Bound, want: Want, have: Have) -> Optional[SharingError]
     if used.never:
         return usage.must_not_touch(bdf, used.never)
     if used.reasons and not want.force:
-        return usage.in_use(bdf, used.reasons)
+        return usage.in_use(bdf, used.reasons, want.has_options)
     if device.override is None:
         return SharingError(
             f"{bdf} has no driver_override in sysfs: it is gone, or this kernel is too old (Linux 3.16)"
@@ -490,11 +493,16 @@ def _advice(status: int) -> str:
 # The resource
 
 
+def check_name(value: object, other: str) -> str:
+    """A driver's name, or the one ``other`` word that may stand in its place."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise SharingError(f"driver: {value!a} is no driver's name; give one such as vfio-pci, or {other}")
+    return value
+
+
 def resource(params: Mapping[str, Any]) -> Resource:
     """The drivers of devices, from the parameters of the module pci_driver."""
-    driver = str(params["driver"])
-    if not _NAME.fullmatch(driver):
-        raise SharingError(f"driver: {driver!a} is no driver's name; give one such as vfio-pci, or default")
+    driver = check_name(params["driver"], DEFAULT)
     if not params["timeout"] > 0 or params["timeout"] == float("inf"):
         raise SharingError(f"timeout: {params['timeout']!r} is not a number of seconds above 0")
     sysfs = Sysfs(params["sysfs"])

@@ -69,11 +69,10 @@ def must_not_touch(bdf: str, never: Sequence[str]) -> SharingError:
     return SharingError(f"{bdf} must not be touched: {'; '.join(never)}; refused even with force", in_use=list(never))
 
 
-def in_use(bdf: str, reasons: Sequence[str]) -> SharingError:
-    """The error for a device that only force may touch."""
-    return SharingError(
-        f"{bdf} is in use: {'; '.join(reasons)}; free it first, or give force: true", in_use=list(reasons)
-    )
+def in_use(bdf: str, reasons: Sequence[str], forceable: bool = True) -> SharingError:
+    """The error for a device that only force may touch, or nobody where the caller has no such option."""
+    advice = "free it first, or give force: true" if forceable else "free it first"
+    return SharingError(f"{bdf} is in use: {'; '.join(reasons)}; {advice}", in_use=list(reasons))
 
 
 @dataclass(frozen=True)

@@ -68,17 +68,19 @@ def _read(options: argparse.Namespace) -> Sharing:
     return store.read(options.file) or Sharing()
 
 
-def _serve(options: argparse.Namespace) -> int:
+def _start(options: argparse.Namespace) -> int:
     from .._cplane import launch  # only a start of a control plane needs all that is needed to start one
 
-    return launch.main([options.id, *options.arguments])
+    step = launch.bind if options.command == "bind" else launch.main
+    return step([options.id, *options.arguments])
 
 
 _COMMANDS: Dict[str, Callable[[argparse.Namespace], int]] = {
     "replay": _replay,
     "check": _check,
     "status": _status,
-    "serve": _serve,
+    "bind": _start,
+    "serve": _start,
 }
 
 
@@ -91,9 +93,11 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--again", action="store_true", help="also what was done in this boot already")
     commands.add_parser("check", help="report what is recorded and not there")
     commands.add_parser("status", help="list what is recorded, and whether it is there")
-    serve = commands.add_parser("serve", help="be a control plane's server")
-    serve.add_argument("id", help="the control plane's id")
-    serve.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    starts = {"bind": "bind the controllers of a control plane to their driver", "serve": "be a control plane's server"}
+    for name, words in starts.items():
+        start = commands.add_parser(name, help=words)
+        start.add_argument("id", help="the control plane's id")
+        start.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
 

@@ -128,6 +128,7 @@ class CplaneEntry:
     socket_mode: str = "0660"
     socket_group: Optional[str] = None
     allow_uids: Tuple[int, ...] = ()
+    driver: str = "none"
     homi: str = "homi"
     program: Optional[str] = None
     socket_dir: str = "/tmp"  # noqa: S108 - where clients look

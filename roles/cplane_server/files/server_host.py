@@ -14,16 +14,18 @@ and for look
 - ``sysfs``, ``bdfs``: the controllers to look for
 - ``homi``: the reference tool
 - ``units``, ``state_dir``: where units are, and what the module remembers
+- ``manager``: who is to run servers: systemd, process, or auto
 
 Standard output is a JSON object, for look with
 
 - ``systemd``: whether it runs here
+- ``manager``: who runs servers
 - ``iommu``: whether an IOMMU is in use
 - ``hugepages``: for each size in KiB ``total``, ``used`` and ``writable``; ``default`` is the usual size
 - ``available``: memory that can still be had, in KiB
 - ``drivers``: for each controller that is here its driver, or null
 - ``homi``: where the reference tool is, or null
-- ``instances``: ids of which there is an instance, by their names
+- ``instances``: ids of which there is an instance, by their names; with processes, of which there is one
 
 for reserve with ``total``, as many as there are then.
 """
@@ -41,6 +43,8 @@ _NAME = re.compile(r"hugepages-([0-9]+)kB\Z")
 _INSTANCE = re.compile(r"xnvme-cplane@([1-9][0-9]*)\.service\Z")
 _OWN_SETTINGS = re.compile(r"xnvme-cplane@([1-9][0-9]*)\.service\.d\Z")
 _SETTINGS = "iofabric.conf"
+_STARTED, _BOUND = re.compile(r"[1-9][0-9]*\.json\Z"), re.compile(r"[1-9][0-9]*\.bound\.json\Z")
+_SYSTEMD = "/run/systemd/system"
 _COMPACT = "/proc/sys/vm/compact_memory"
 
 
@@ -99,8 +103,9 @@ def driver(sysfs: str, bdf: str) -> Optional[str]:
     return os.path.basename(os.path.realpath(link)) if os.path.islink(link) else None
 
 
-def instances(units: str, state_dir: str) -> List[int]:
-    """The ids of servers that have settings of their own, start at boot or were started as units."""
+def instances(units: str, state_dir: str, manager: str) -> List[int]:
+    """The ids of servers that have settings of their own, start at boot, were started by the manager, or whose
+    controllers were not given back."""
     enabled = map(_INSTANCE.match, names(os.path.join(units, "multi-user.target.wants")))
     settled = map(_OWN_SETTINGS.match, names(units))
     ids = {int(match.group(1)) for match in enabled if match}
@@ -110,7 +115,8 @@ def instances(units: str, state_dir: str) -> List[int]:
         if match and os.path.exists(os.path.join(units, match.group(), _SETTINGS))
     }
     for name in names(state_dir):
-        if re.match(r"[1-9][0-9]*\.json\Z", name) and '"manager": "systemd"' in read(os.path.join(state_dir, name)):
+        remembered = _STARTED.match(name) and f'"manager": "{manager}"' in read(os.path.join(state_dir, name))
+        if remembered or _BOUND.match(name):
             ids.add(number(name))
     return sorted(ids)
 
@@ -118,15 +124,18 @@ def instances(units: str, state_dir: str) -> List[int]:
 def look(data: Dict[str, Any]) -> Dict[str, Any]:
     """What is here."""
     devices = set(names(os.path.join(data["sysfs"], "bus/pci/devices")))
+    systemd = os.path.isdir(_SYSTEMD)
+    manager = data["manager"] if data["manager"] != "auto" else "systemd" if systemd else "process"
     return {
-        "systemd": os.path.isdir("/run/systemd/system"),
+        "systemd": systemd,
+        "manager": manager,
         "iommu": bool(names("/sys/kernel/iommu_groups")),
         "hugepages": hugepages(data["hugepages"]),
         "default": memory("Hugepagesize") or 2048,
         "available": memory("MemAvailable"),
         "drivers": {bdf: driver(data["sysfs"], bdf) for bdf in data["bdfs"] if bdf in devices},
         "homi": shutil.which(data["homi"]),
-        "instances": instances(data["units"], data["state_dir"]),
+        "instances": instances(data["units"], data["state_dir"], manager),
     }
 
 

@@ -65,6 +65,7 @@ def test_a_host_is_looked_at(
     state.mkdir()
     (state / "10.json").write_text(json.dumps({"manager": "systemd"}, indent=1))
     (state / "11.json").write_text(json.dumps({"manager": "process"}, indent=1))
+    (state / "13.bound.json").write_text("{}")
     (state / "12.settings.json").write_text(json.dumps({"manager": "systemd"}))
     (tmp_path / "homi").write_text("#!/bin/sh\n")
     (tmp_path / "homi").chmod(0o755)
@@ -78,11 +79,13 @@ def test_a_host_is_looked_at(
         homi=str(tmp_path / "homi"),
         units=str(units),
         state_dir=str(state),
+        manager="systemd",
     )
     assert found["hugepages"]["2048"] == {"total": 10, "used": 9, "writable": True}
     assert found["hugepages"]["1048576"]["total"] == 0
     assert found["drivers"] == {"0000:81:00.0": "vfio-pci", "0000:82:00.0": None}
-    assert found["instances"] == [7, 8, 10]
+    assert found["instances"] == [7, 8, 10, 13]
+    assert found["manager"] == "systemd"
     assert found["homi"] == str(tmp_path / "homi")
     assert found["default"] > 0 < found["available"]
 
@@ -91,8 +94,28 @@ def test_a_bare_host_has_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     places = dict.fromkeys(("hugepages", "sysfs", "units", "state_dir"), str(tmp_path / "nowhere"))
-    found = ask(monkeypatch, capsys, action="look", bdfs=["0000:81:00.0"], homi="no-such-homi", **places)
+    request = {"action": "look", "bdfs": ["0000:81:00.0"], "homi": "no-such-homi", "manager": "auto"}
+    found = ask(monkeypatch, capsys, **request, **places)
     assert (found["hugepages"], found["drivers"], found["instances"], found["homi"]) == ({}, {}, [], None)
+
+
+@pytest.mark.parametrize(("booted", "manager"), [(True, "systemd"), (False, "process")])
+def test_without_systemd_servers_are_processes(
+    booted: bool,
+    manager: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(server_host, "_SYSTEMD", str(tmp_path if booted else tmp_path / "nowhere"))
+    for cplane_id, name in ((10, "systemd"), (11, "process")):
+        (tmp_path / f"{cplane_id}.json").write_text(json.dumps({"manager": name}, indent=1))
+    places = dict.fromkeys(("hugepages", "sysfs", "units"), str(tmp_path / "nowhere"))
+    found = ask(
+        monkeypatch, capsys, action="look", bdfs=[], homi="homi", manager="auto", state_dir=str(tmp_path), **places
+    )
+    assert (found["systemd"], found["manager"]) == (booted, manager)
+    assert found["instances"] == [10 if booted else 11]
 
 
 def test_hugepages_are_reserved_as_far_as_there_can_be(
@@ -116,6 +139,7 @@ def test_hugepages_are_reserved_as_far_as_there_can_be(
 
 HOST: Dict[str, Any] = {
     "systemd": True,
+    "manager": "systemd",
     "iommu": True,
     "hugepages": {"2048": {"total": 64, "used": 0, "writable": True}},
     "default": 2048,
@@ -135,21 +159,29 @@ def pages(**values: Any) -> Dict[str, Any]:
     return {"hugepages": {"2048": {**HOST["hugepages"]["2048"], **values}}}
 
 
+NVME = {"drivers": {"0000:82:00.0": "nvme"}}
+UIO = {"drivers": {"0000:84:00.0": "uio_pci_generic"}}
 CASES: List[Tuple[Dict[str, Any], Dict[str, Any], List[str]]] = [
     # variables of the role, what differs of the host, words of each obstacle
     ({}, {}, []),
     ({"instances": [EMU]}, {"iommu": False, "homi": None, "drivers": {}, "hugepages": {}}, []),
-    ({"instances": [EMU]}, {"systemd": False}, ["systemd does not run here"]),
+    ({"instances": [EMU]}, {"systemd": False}, ["systemd does not run here, and cplane_server_manager asks for its"]),
+    ({"instances": [EMU]}, {"systemd": False, "manager": "process"}, []),
     ({"instances": [EMU, {**EMU, "state": "stopped"}]}, {}, ["cplane_id 7 more than once"]),
     ({"instances": [{"cplane_id": 7}]}, {}, ["control plane 7 has no controllers"]),
     ({"instances": [{"cplane_id": 7, "state": "absent"}]}, {}, []),
     ({"instances": [real("0000:81:00.0", "claim:x")]}, {}, []),
     ({"instances": [real("0000:81:00.0")]}, {"iommu": False}, ["no IOMMU is in use"]),
-    ({"instances": [real("84:00.0")]}, {"iommu": False, "drivers": {"0000:84:00.0": "uio_pci_generic"}}, []),
+    ({"instances": [real("84:00.0")], "driver": "none"}, {**UIO, "iommu": False}, []),
     ({"instances": [real("claim:x")]}, {"iommu": False, "drivers": {}}, ["no IOMMU is in use"]),
     ({"instances": [real("claim:x")], "places": {"sysfs": "/run/node/sysfs"}}, {"iommu": False, "hugepages": {}}, []),
-    ({"instances": [real("82:00.0")]}, {"drivers": {"0000:82:00.0": "nvme"}}, ["0000:82:00.0 has the driver nvme"]),
-    ({"instances": [real("83:00.0")]}, {"drivers": {"0000:83:00.0": None}}, ["0000:83:00.0 has no driver"]),
+    ({"instances": [real("82:00.0")], "driver": "none"}, NVME, ["0000:82:00.0 has the driver nvme"]),
+    ({"instances": [real("82:00.0", driver="none")]}, NVME, ["0000:82:00.0 has the driver nvme"]),
+    ({"instances": [real("82:00.0")]}, NVME, []),
+    ({"instances": [real("82:00.0")]}, {**NVME, "iommu": False}, ["no IOMMU is in use"]),
+    ({"instances": [real("82:00.0", driver="uio_pci_generic")]}, {**NVME, "iommu": False}, []),
+    ({"instances": [real("claim:x")], "driver": "uio_pci_generic"}, {"iommu": False, "drivers": {}}, []),
+    ({"instances": [real("83:00.0")], "driver": "none"}, {"drivers": {"0000:83:00.0": None}}, ["has no driver"]),
     ({"instances": [real("0000:85:00.0")]}, {"drivers": {}}, ["0000:85:00.0 is not in /sys/bus/pci/devices"]),
     ({"instances": [real("81:00.0", "emu:a")]}, {"drivers": {"0000:81:00.0": "vfio-pci"}}, []),
     ({"instances": [real("0000:81:00.0")]}, {**pages(total=0)}, ["no hugepages are reserved"]),
@@ -170,9 +202,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> List[Dict[str, Any]]:
     """What the variables of the role come to in each case, by one run of a playbook."""
     folder = tmp_path_factory.mktemp("role")
     names = ("obstacles", "unwanted", "wanted", "emulated", "homi_ids", "bdfs", "pages", "arguments")
-    asked = ("instances", "hugepages", "places")
+    asked = ("instances", "hugepages", "places", "driver")
     cases = [
-        {**{name: DEFAULTS[f"cplane_server_{name}"] for name in asked}, "places": {}, **given, "look": json.dumps(host)}
+        {"instances": [], "hugepages": 0, "places": {}, "driver": "vfio-pci", **given, "look": json.dumps(host)}
         for given, host in ((given, {**HOST, **host}) for given, host, _words in CASES)
     ]
     note = {
@@ -222,6 +254,7 @@ def test_the_variables_are_what_the_module_takes(answers: List[Dict[str, Any]]) 
     assert (stopped["wanted"], stopped["unwanted"], stopped["emulated"]) == ([EMU], [{"cplane_id": 7}], [EMU])
     mixed = by_case[json.dumps({"instances": [real("81:00.0", "emu:a")]})]
     assert (mixed["emulated"], mixed["homi_ids"], mixed["bdfs"]) == ([], ["1"], ["0000:81:00.0"])
+    assert mixed["wanted"][0]["driver"] == "vfio-pci"
     claim = by_case[json.dumps({"instances": [real("claim:x")], "places": {"sysfs": "/run/node/sysfs"}})]
     assert claim["arguments"] == {
         "homi": "homi",

@@ -108,6 +108,14 @@ def test_a_node_with_the_real_sysfs(root: Path, new_cluster: Callable[..., Any])
     assert driver.is_symlink()
     cluster["lender"].ok("available", "--force", "06:00.0")
     assert not driver.is_symlink()
+    # Its own device is the real one, before and after.
+    cluster["lender"].ok("borrow", "80600")
+    assert driver.is_symlink()
+    assert cluster["lender"].ok("get-vdev", "80600").strip() == "0000:06:00.0"
+    assert "Kernel driver in use: nvme" in cluster["lender"].ok("lspci", "80600", "-k")
+    assert not (cluster["lender"].sysfs / "bus/pci/devices/0000:06:00.0").exists()
+    cluster["lender"].ok("return", "80600")
+    assert not driver.is_symlink()
     text = cluster["borrower"].ok("borrow", "80600")
     assert "Non-Volatile memory controller Samsung Electronics Co Ltd Device a808\n" in text
     serial = cluster["borrower"].sysfs / "class/nvme/nvme0/serial"

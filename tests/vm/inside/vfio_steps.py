@@ -28,7 +28,12 @@ ID = 7
 
 if TYPE_CHECKING:
     from ansible_collections.iofabric.sharing.plugins.module_utils._cplane import nvme
-    from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.client import Connection, Status, connect
+    from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.client import (
+        Connection,
+        Status,
+        connect,
+        socket_path,
+    )
     from ansible_collections.iofabric.sharing.plugins.module_utils._cplane.errors import (
         CplaneError,
         DeviceBusy,
@@ -39,7 +44,7 @@ if TYPE_CHECKING:
 else:
     sys.path.insert(0, PROGRAM)
     from iofabric_sharing._cplane import nvme
-    from iofabric_sharing._cplane.client import connect
+    from iofabric_sharing._cplane.client import Connection, connect, socket_path
     from iofabric_sharing._cplane.errors import CplaneError, DeviceBusy, RequestFailed
     from iofabric_sharing._cplane.qpair import Attached
     from iofabric_sharing._cplane.vfio import check_free
@@ -205,6 +210,51 @@ def session(index: str, serial: str, start: str) -> Dict[str, Any]:
             written = check_transfers(attached, connection, int(start) // 512)
             check_limits(attached, connection, place)
         return written
+
+
+class Recording(Connection):
+    """A connection that keeps what goes over it, byte for byte."""
+
+    def __init__(self) -> None:
+        super().__init__(socket_path(ID))
+        self.log: List[Dict[str, Any]] = []
+
+    def _send(self, data: bytes, fds: Any, deadline: Any) -> None:
+        self.log.append({"request": data.hex()})
+        super()._send(data, fds, deadline)
+
+    def _receive(self, fds: List[int], deadline: Any) -> bytes:
+        reply = super()._receive(fds, deadline)
+        self.log[-1].update(reply=reply.hex(), fds=len(fds))
+        return reply
+
+
+def converse() -> List[Dict[str, Any]]:
+    """A session with two controllers, as bytes: all that a client without a GPU can ask, and what is refused."""
+    recording = Recording()
+    with recording as connection:
+        connection.status(0)
+        connection.status(1)
+        assert failure(connection.alloc_ioqpair, 0, 16) == -107
+        with Attached(connection, 0) as first, Attached(connection, 1) as second:
+            identify(first, connection, 1, 0)
+            identify(second, connection, 0, 1)
+            assert first.admin(nvme.command(nvme.GET_FEATURES, cdw10=7)).dw0 == 63 << 16 | 63
+            assert second.admin(nvme.command(0x7F)).status & 0x7FF == 1
+            buffer = connection.alloc_buf(4096)
+            queue, other = first.queue_pair(64), second.queue_pair(2)
+            do(queue, nvme.READ, 0, buffer, 4096)
+            do(other, nvme.READ, 0, buffer, 512)
+            connection.status(0)
+            connection.status(1)
+            queue.close()
+            assert failure(connection.free_ioqpair, 0, queue.pair.qid) < 0
+            assert failure(connection.alloc_ioqpair, 0, 0) < 0
+            other.close()
+            connection.free_buf(buffer)
+            assert failure(connection.free_buf, buffer) < 0
+        connection.status(0)
+    return recording.log
 
 
 def check_records(attached: Attached, status: Status) -> None:
@@ -512,7 +562,22 @@ def crash(*arguments: str) -> Dict[str, Any]:
 STEPS: Dict[str, Callable[..., object]] = {
     step.__name__: step
     for step in (
-        *(bind, kernel_reads, start, refused, said, stop, session, two, hold, killed, stray, watch, background),
+        *(
+            bind,
+            kernel_reads,
+            start,
+            refused,
+            said,
+            stop,
+            session,
+            converse,
+            two,
+            hold,
+            killed,
+            stray,
+            watch,
+            background,
+        ),
         *(power_off, turns, crash),
     )
 }

@@ -249,7 +249,7 @@ def _lspci(node: Node, args: List[str], session: Session) -> None:
     driver = ""
     with node.lock:
         if borrow and borrow.shown:
-            driver = node.tree.driver(borrow.vdev)
+            driver = node.driver(borrow)
         elif not peer and bdf in node.devices:
             driver = node.host.driver(bdf)
     session.write(output.lspci(view.device, driver, args[1:]))

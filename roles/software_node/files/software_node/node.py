@@ -313,7 +313,9 @@ class Node:
                 lease = self.pool.lend(fdid, self.own.nodes, self.own.incarnation)
                 entry = self.pool.get(fdid)
                 assert entry is not None
-                return self._inject(Borrow(entry.view(), lease.name, 0, lease.incarnation, self._free_vdev(), None))
+                is_real = self.host is not self.tree and not entry.transparent
+                vdev = entry.device.bdf if is_real else self._free_vdev()
+                return self._inject(Borrow(entry.view(), lease.name, 0, lease.incarnation, vdev, None))
         finally:
             with self.lock:
                 self._pending.discard(fdid)
@@ -375,6 +377,14 @@ class Node:
             close_link(link)
         return None
 
+    def has_real(self, borrow: Borrow) -> bool:
+        """Whether what is borrowed is a real device of this host: nothing else has its address, so it keeps that."""
+        return self.host is not self.tree and borrow.vdev in self.devices
+
+    def driver(self, borrow: Borrow) -> str:
+        """The driver that has a borrowed device, or an empty string."""
+        return (self.host if self.has_real(borrow) else self.tree).driver(borrow.vdev)
+
     def _free_vdev(self) -> Bdf:
         """The next virtual address: they move on, so that nobody takes an old one for granted."""
         domain, bus = (int(part, 16) for part in self.config.virtual_bus.split(":"))
@@ -394,13 +404,15 @@ class Node:
         return borrow
 
     def _appear(self, borrow: Borrow) -> None:
-        if self.borrows.get(borrow.view.fdid) is borrow:
+        if self.borrows.get(borrow.view.fdid) is borrow and not self.has_real(borrow):
             device = replace(borrow.view.device, bdf=borrow.vdev, physfn="", totalvfs=0, iommu_group=-1)
             self.tree.add(device)
 
     def _bind(self, borrow: Borrow) -> None:
-        if self.borrows.get(borrow.view.fdid) is borrow and self.tree.has(borrow.vdev):
-            self.tree.bind(borrow.vdev)
+        if self.borrows.get(borrow.view.fdid) is not borrow:
+            return
+        if self.has_real(borrow) or self.tree.has(borrow.vdev):
+            (self.host if self.has_real(borrow) else self.tree).bind(borrow.vdev)
             borrow.shown = True
 
     def give_back(self, borrow: Borrow) -> None:
@@ -423,7 +435,9 @@ class Node:
 
     def _forget(self, borrow: Borrow) -> None:
         fdid = borrow.view.fdid
-        if self.tree.has(borrow.vdev):
+        if self.has_real(borrow):
+            self.host.unbind(borrow.vdev)
+        elif self.tree.has(borrow.vdev):
             self.tree.remove(borrow.vdev)
         self.p2p = {pair for pair in self.p2p if fdid not in pair[:2]}
         del self.borrows[fdid]

@@ -1,7 +1,8 @@
 # Copyright (c) 2026, the iofabric.sharing contributors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The recorded conversations with the reference server, replayed against ours.
+"""Recorded conversations, replayed against our server with emulated controllers: those of others with the reference
+server, and a session of our own client with our server over real controllers.
 
 Compared are op, version, status, nfds, the echoed index and the counts; offsets, sizes, queue ids, the BDF and the
 queue head of a completion are checked for validity only.
@@ -18,7 +19,8 @@ from typing import Any, Callable, Dict, List, Set
 
 import pytest
 
-SAMPLE: Dict[str, Any] = json.loads((Path(__file__).parent / "samples" / "reference-server-vfio.json").read_text())
+SAMPLES = Path(__file__).parent / "samples"
+SAMPLE: Dict[str, Any] = json.loads((SAMPLES / "reference-server-vfio.json").read_text())
 BDF = re.compile(rb"[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]\0*")
 
 
@@ -46,6 +48,9 @@ class Replay:
         if op == 3:
             qid = struct.unpack_from("<I", request, 24)[0]
             struct.pack_into("<I", request, 24, self.qids.get(qid, qid))
+        if op == 4:
+            prp1 = struct.unpack_from("<Q", request, 48)[0]
+            struct.pack_into("<Q", request, 48, self.offsets.get(prp1, prp1))
         if op == 6:
             offset = struct.unpack_from("<Q", request, 32)[0]
             struct.pack_into("<Q", request, 32, self.offsets.get(offset, offset))
@@ -129,6 +134,16 @@ def test_every_conversation(start: Callable[..., Any], raw: Callable[..., Any]) 
             for expected in SAMPLE["pipelined"]["replies"]:
                 Replay(fifth).compare(bytes.fromhex(expected), fifth.reply()[0], "pipelined")
     assert seen >= set(range(12))
+
+
+def test_a_session_over_real_controllers(start: Callable[..., Any], raw: Callable[..., Any]) -> None:
+    """The emulated server gives the same answers, but for offsets, sizes and addresses."""
+    session: List[Dict[str, Any]] = json.loads((SAMPLES / "native-server-vfio.json").read_text())["log"]
+    with raw(start("emu:a", "emu:b")) as client:
+        replay = Replay(client)
+        for number, entry in enumerate(session):
+            replay.entry({"what": f"request {number}", **entry})
+    assert replay.seen == {1, 2, 3, 4, 5, 6, 7}
 
 
 @pytest.mark.parametrize("size", [1, 13, 103])

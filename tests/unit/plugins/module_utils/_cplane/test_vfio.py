@@ -175,6 +175,30 @@ def test_beside_a_server_only_what_it_has_counts(host: Host, monkeypatch: pytest
     assert asked == [(11, 4, 10, 3), (12, 3, 10, 3)]
 
 
+@pytest.mark.parametrize(
+    ("other", "info", "compared", "certain"),
+    [
+        ([DEVICE], {}, 1, True),
+        ([DEVICE], {}, 2, True),
+        ([DEVICE], {}, 0, False),
+        ([DEVICE], {}, -1, False),  # the kernel does not tell
+        ([DEVICE], {3: f"vfio-device-syspath: /sys/devices/pci0000:80/{OTHER}\n"}, 0, True),
+        ([DEVICE], {3: f"vfio-device-syspath: /sys/devices/pci0000:80/{BDF}\n"}, 1, False),
+        (["/dev/null"], {}, 0, True),
+    ],
+)
+def test_a_server_that_alone_has_its_device(
+    host: Host, monkeypatch: pytest.MonkeyPatch, other: List[str], info: Dict[int, str], compared: int, certain: bool
+) -> None:
+    """What cannot be told is not certain."""
+    host.process(10, "server", [DEVICE, host.node()])
+    host.process(11, "another", other, info)
+    host.process(12, "shell", ["/dev/pts/0"])
+    monkeypatch.setattr(holders, "_compare", lambda *_unused: compared)
+    assert holders.is_sole_holder(10, BDF, host.places.proc) is certain
+    assert holders.is_sole_holder(12, BDF, host.places.proc) is False  # it has no device itself
+
+
 def test_the_kernel_compares_open_files() -> None:
     """With itself, a copy, and another one of the same file."""
     fd = os.open("/dev/null", os.O_RDONLY)

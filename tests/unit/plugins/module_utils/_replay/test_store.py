@@ -66,6 +66,7 @@ FULL: Dict[str, Any] = {
             "socket_mode": "0660",
             "socket_group": None,
             "allow_uids": [1],
+            "driver": "vfio-pci",
             "homi": "homi",
             "program": None,
             "socket_dir": "/s",
