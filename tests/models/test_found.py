@@ -149,6 +149,23 @@ def test_what_was_borrowed_before_is_not_given_back(borrowing: Borrowing, strict
     borrowing.borrow_with_trouble([claim({"serial": "S1"}, count=3)], False, [Fault("get-vdev", "before", status)])
 
 
+def test_a_selection_returns_nothing_that_cannot_be_looked_at(borrowing: Borrowing) -> None:
+    borrowing.borrow([claim(label="a", place=(8, ONE))], force=False, timeout=0, wait_for="none")
+    borrowing.cut_or_heal(8)
+    borrowing.give_back([claim({"node_id": 12}, "a")], True, None, [])
+
+
+def test_a_return_by_label_and_by_a_selection_that_cannot_be_told(borrowing: Borrowing) -> None:
+    borrowing.borrow([claim(label="a", place=(8, ONE))], force=False, timeout=0, wait_for="none")
+    borrowing.cut_or_heal(8)
+    borrowing.give_back([claim(OF_8)], True, "a", [Fault("return", "before", 5)])
+
+
+def test_claims_that_are_alike_after_trouble(borrowing: Borrowing) -> None:
+    trouble = [Fault("borrow", "before", 5), Fault("borrow", "die after", 5)]
+    borrowing.borrow_with_trouble([claim(OF_8), claim(OF_8)], False, trouble)
+
+
 def test_a_return_that_does_not_happen(borrowing: Borrowing) -> None:
     borrowing.borrow([claim(OF_8, "a")], force=False, timeout=0, wait_for="none")
     borrowing.give_back([claim({"node_id": 12})], False, "a", [Fault("return", "lie")])

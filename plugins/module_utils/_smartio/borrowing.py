@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 from dataclasses import dataclass
-from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Collection, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
 from .._pci import usage
 from .._plan import Action, Item, Outcome, Plan, Report, SharingError
@@ -475,8 +475,8 @@ class Returning:
         with self._host.ledger(check) as ledger:
             pool = Pool(self._host.tool)
             fabric = self._observe(pool, ledger)
-            errors = [error for claim in self._claims for error in self._unreadable(claim, fabric)]
             targets = dict.fromkeys(fdid for claim in self._claims for fdid in meant(claim, fabric))
+            errors = [error for claim in self._claims for error in self._unreadable(claim, fabric, targets)]
             plan = self._plan([fdid for fdid in targets if fdid in pool.entries or fabric.held(fdid)], fabric, check)
             rows = [
                 row(self._host, fdid, fabric.label_of(fdid), fabric.shown.get(fdid), fabric.vdevs.get(fdid), "none")
@@ -501,8 +501,11 @@ class Returning:
         return Fabric(pool.entries, pool.shown, pool.failed, vdevs, ledger.borrowed, unanswered)
 
     @staticmethod
-    def _unreadable(claim: Claim, fabric: Fabric) -> List[Tuple[str, SharingError]]:
-        """Devices that are borrowed here and could not be looked at: nobody can say whether they are meant."""
+    def _unreadable(claim: Claim, fabric: Fabric, targets: Collection[str]) -> List[Tuple[str, SharingError]]:
+        """Devices that are borrowed here and could not be looked at: nobody can say whether they are meant.
+
+        Those among ``targets`` are returned anyway, since another claim names them.
+        """
         if claim.select is None:
             return []
         reasons = {fdid: error.message for fdid, error in fabric.failed.items()}
@@ -510,7 +513,8 @@ class Returning:
             untold = claim.select.untold(device)
             if untold:
                 reasons[fdid] = f"'smartio_tool show {fdid}' does not tell its {', '.join(untold)}"
-        unread = sorted(fdid for fdid in reasons if fabric.held(fdid) and fdid not in meant(claim, fabric))
+        held = [fdid for fdid in sorted(reasons) if fabric.held(fdid) and fdid not in targets]
+        unread = [fdid for fdid in held if claim.label in (None, fabric.label_of(fdid))]
         text = "%s: %s is borrowed here, but whether it is meant cannot be told (%s); return it by fdid or label"
         return [told_of(claim, SharingError(text % (claim.written, fdid, reasons[fdid]))) for fdid in unread]
 

@@ -241,7 +241,6 @@ def meant(claim: Claim, fabric: Fabric) -> List[str]:
     fdids = matching(claim, fabric)
     if claim.label is None or claim.fdid:
         return fdids
-    fdids += [fdid for fdid in _own_out_of_reach(claim, fabric) if fdid not in fdids]
     return [fdid for fdid in fdids if fabric.label_of(fdid) == claim.label]
 
 
@@ -260,7 +259,7 @@ def share_out(claims: Sequence[Claim], fabric: Fabric, force: bool) -> List[Shar
     taken: Dict[str, Share] = {}
     for share in shares:
         _keep_own(share, fabric, taken)
-    reserved = frozenset(claim.fdid for claim in claims if claim.fdid)
+    reserved = frozenset(claim.fdid for claim in claims if claim.fdid and not _is_anothers(claim.fdid, claim, fabric))
     in_turn = sorted(shares, key=lambda share: share.claim.count is None)
     keeping = _Keeping(fabric, taken, reserved)
     for share in in_turn:
@@ -278,18 +277,23 @@ def share_out(claims: Sequence[Claim], fabric: Fabric, force: bool) -> List[Shar
 def _keep_own(share: Share, fabric: Fabric, taken: Dict[str, Share]) -> None:
     """The device that a claim names by fdid, and what was borrowed for it and is out of reach."""
     fdid = share.claim.fdid
-    if fdid is not None and fdid not in taken:
+    if fdid is not None and fdid not in taken and not _is_anothers(fdid, share.claim, fabric):
         _take(share, fdid, fabric, taken)
     for fdid in _own_out_of_reach(share.claim, fabric):
         if _room(share):
             share.waiting.append(fdid)
 
 
+def _is_anothers(fdid: str, claim: Claim, fabric: Fabric) -> bool:
+    """Whether a device is borrowed under another label than the claim's: it stays there, whoever names it."""
+    return claim.label is not None and fabric.label_of(fdid) not in (None, claim.label)
+
+
 def _keep_labelled(share: Share, shares: Sequence[Share], keeping: _Keeping) -> None:
     """Devices that are borrowed under the claim's label; those that no claim with this label is about are misfits."""
     label, fabric = share.claim.label, keeping.fabric
     siblings = [other.claim for other in shares if other.claim.label == label]
-    # One that another claim names by fdid goes there, and takes on the label of that one.
+    # One without a count of its own: another claim with this label names it by fdid.
     held = [fdid for fdid in fabric.labelled(label) if fdid == share.claim.fdid or fdid not in keeping.reserved]
     share.misfits += [fdid for fdid in held if not any(_fits(claim, fdid, fabric) for claim in siblings)]
     while _room(share) and keeping.another(share, keeping.labelled, set()):
@@ -461,7 +465,7 @@ def why_not(fdid: str, fabric: Fabric) -> str:
         return f"{fdid} is not in the pool"
     if fabric.here(fdid):
         label = fabric.label_of(fdid)
-        return f"{fdid} is borrowed here for another claim" + (f" (label {label})" if label else "")
+        return f"{fdid} is borrowed here for another claim" + (f" (label {label}); return that first" if label else "")
     word = fabric.entries[fdid].word
     if word.lower() in (AVAILABLE, UNAVAILABLE):
         return f"{fdid} is {word.lower()}"

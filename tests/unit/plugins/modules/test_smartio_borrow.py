@@ -394,6 +394,18 @@ def test_return_touches_only_what_is_borrowed_here(fabric: Fabric, quirks: Dict[
     case(MODULE, {"fdid": fdids[DRIVE2], "state": "returned"}, borrower, expect_changed=False)
 
 
+def test_a_label_keeps_its_devices_from_claims_that_name_them(fabric: Fabric) -> None:
+    borrower, fdids = make(fabric)
+    good(borrower, MODULE, fdid=fdids[DRIVE], label="scratch")
+    wish = {"fdid": fdids[DRIVE], "label": "other"}
+    assert good(borrower, MODULE, check=True, **wish)["pending"]  # an earlier task may return it
+    result = bad(borrower, MODULE, **wish)
+    assert result.says(f"{fdids[DRIVE]} is borrowed here for another claim (label scratch); return that first")
+    assert not result.changed
+    case(MODULE, {"fdid": fdids[DRIVE]}, borrower, expect_changed=False)
+    case(MODULE, {"fdid": fdids[DRIVE], "label": "scratch"}, borrower, expect_changed=False)
+
+
 def test_return_by_label(fabric: Fabric) -> None:
     borrower, _fdids = make(fabric)
     claims = [{"label": name, "select": DRIVES} for name in ("one", "two")]
