@@ -24,6 +24,11 @@ export HOSTS_DIR
 # Where the image of the guests is kept.
 VM_DIR ?= $(CURDIR)/.build/vm
 export VM_DIR
+# How often `make fuzz` runs each target, and which ones (all by default).
+FUZZ_RUNS ?= 100000
+FUZZ_TARGETS ?=
+# How many targets run side by side.
+FUZZ_JOBS ?= 2
 # What `make demo` runs, with the environment's Python.
 DEMO_RUNNER := extensions/demo/run.py
 
@@ -31,6 +36,7 @@ VENV := .venv
 VENV_LINT := .venv-lint
 VENV_SANITY := .venv-sanity
 VENV_HOSTS := .venv-hosts
+VENV_FUZZ := .venv-fuzz
 COLLECTION := .build/collections/ansible_collections/iofabric/sharing
 # Which packages mypy checks: those that run on a node.
 MYPY_PACKAGES := -p ansible_collections.iofabric.sharing.plugins.module_utils
@@ -54,7 +60,7 @@ export ANSIBLE_ASYNC_DIR := $(CURDIR)/.build/ansible/async
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/.build/collections
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.build/hypothesis
 
-.PHONY: help demo test models lint sanity test-hosts test-roles prepare-hosts test-vm prepare-vm clean FORCE
+.PHONY: help demo test models fuzz fuzz-keep lint sanity test-hosts test-roles prepare-hosts test-vm prepare-vm clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -69,6 +75,14 @@ test: $(VENV)/dev.stamp $(COLLECTION) ## run all tests that need no root
 models: $(VENV)/dev.stamp $(COLLECTION) ## drive plans and modules with random sequences of wishes, faults and interruptions
 	$(VENV)/bin/python -m pytest tests/models -n 2 --dist loadgroup -ra --plan-sequences $(PLAN_SEQUENCES) \
 	  --module-sequences $(MODULE_SEQUENCES) $(PYTEST_ARGS)
+
+IN_FUZZ = PYTHONPATH="$(CURDIR)/.build/collections" $(VENV_FUZZ)/bin/python -B -m ansible_collections.iofabric.sharing.tests.fuzz
+
+fuzz: $(VENV_FUZZ)/fuzz.stamp $(COLLECTION) ## run parsers, servers and sysfs readers on inputs that Atheris makes up
+	$(IN_FUZZ) --runs $(FUZZ_RUNS) --jobs $(FUZZ_JOBS) $(FUZZ_TARGETS)
+
+fuzz-keep: $(VENV_FUZZ)/fuzz.stamp $(COLLECTION) ## keep in tests/fuzz/corpus what `make fuzz` found worth it
+	$(IN_FUZZ).keep $(FUZZ_TARGETS)
 
 lint: $(VENV_LINT)/lint.stamp $(COLLECTION) ## run ruff, mypy, shellcheck, yamllint, ansible-lint, antsibull-docs, antsibull-changelog, reuse
 	@mkdir -p .build/home
@@ -154,4 +168,9 @@ $(VENV_SANITY)/sanity.stamp: requirements-sanity.txt requirements-demo.txt .buil
 $(VENV_HOSTS)/hosts.stamp: requirements-hosts.txt requirements-demo.txt .build/python
 	"$$(head -n 1 .build/python)" -m venv --clear $(VENV_HOSTS)
 	$(VENV_HOSTS)/bin/python $(PIP_INSTALL) -r requirements-hosts.txt
+	@touch $@
+
+$(VENV_FUZZ)/fuzz.stamp: requirements-fuzz.txt .build/python
+	"$$(head -n 1 .build/python)" -m venv --clear $(VENV_FUZZ)
+	$(VENV_FUZZ)/bin/python $(PIP_INSTALL) -r requirements-fuzz.txt
 	@touch $@

@@ -27,6 +27,7 @@ check mypy-tools mypy tests/tools
 check mypy-roles mypy roles/*/files/*.py playbooks/files/*.py
 check mypy-hosts mypy tests/hosts/hosts.py tests/hosts/inside.py
 check mypy-vm mypy tests/vm/__main__.py tests/vm/playing.py tests/vm/inside/*.py tests/vm/connection/*.py tests/vm/callback/*.py
+check mypy-fuzz mypy -p ansible_collections.iofabric.sharing.tests.fuzz
 check shellcheck shellcheck .ci/run tests/tools/*.sh tests/vm/inside/init
 check yamllint yamllint --strict .
 check ansible-lint ansible-lint --offline --strict

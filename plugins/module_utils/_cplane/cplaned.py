@@ -36,7 +36,7 @@ def read_settings(path: Optional[str], base: Access) -> Access:
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read the settings {path}: {error}") from None
     if not isinstance(found, dict):
         raise ConfigError(f"{path} must hold an object")

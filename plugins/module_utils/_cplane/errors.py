@@ -90,6 +90,8 @@ class NotYet(CplaneError):
 
 
 def errno_name(number: int) -> str:
-    """Return ``EINVAL (Invalid argument)`` for 22 or -22."""
+    """Return ``EINVAL (Invalid argument)`` for 22 or -22, ``errno 999 (unknown)`` for what is none."""
     number = abs(number)
-    return "{} ({})".format(errno.errorcode.get(number, f"errno {number}"), os.strerror(number))
+    name = errno.errorcode.get(number)
+    # strerror takes no number that is too large for an int, such as the smallest status made positive.
+    return f"{name} ({os.strerror(number)})" if name else f"errno {number} (unknown)"

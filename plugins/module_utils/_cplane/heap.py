@@ -26,6 +26,7 @@ KIND_ARITHMETIC = 2
 _RECORD = struct.Struct("<IIQIIQQ16s")
 _DESCRIPTOR = struct.Struct("<IIQQII")
 _ZERO_STEP = 4 << 20
+_MAX_ADDRESS = (1 << 64) - 1
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 Buffer = Union[memoryview, mmap.mmap, bytes, bytearray]
@@ -76,15 +77,19 @@ class Descriptor(NamedTuple):
         return head + struct.pack(f"<{len(self.phys)}Q", *self.phys)
 
     def address(self, offset: int) -> int:
-        """Return the controller's address of the byte at ``offset`` of the heap."""
+        """Return the controller's address of the byte at ``offset`` of the heap; raises WireError where it has none."""
         if not 0 <= offset < self.nbytes:
             raise WireError(f"offset {offset} is outside of the heap of {self.nbytes} bytes")
-        if self.kind == KIND_ARITHMETIC:
-            return self.base_addr + offset
         page = offset >> self.gran_shift
-        if page >= len(self.phys):
+        if self.kind == KIND_ARITHMETIC:
+            address = self.base_addr + offset
+        elif page < len(self.phys):
+            address = self.phys[page] + (offset & ((1 << self.gran_shift) - 1))
+        else:
             raise WireError(f"the address descriptor has no page {page}")
-        return self.phys[page] + (offset & ((1 << self.gran_shift) - 1))
+        if address > _MAX_ADDRESS:
+            raise WireError(f"the address descriptor puts offset {offset} at {address:#x}, which has more than 64 bits")
+        return address
 
 
 def read_record(heap: Buffer, offset: int) -> Record:

@@ -15,6 +15,7 @@ import errno
 import fcntl
 import grp
 import os
+import re
 import socket
 import stat
 import struct
@@ -23,13 +24,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import FrozenSet, Optional, Tuple, Type
 
-from .client import socket_path
+from .client import MAX_ID, socket_path
 from .errors import AlreadyServed, ConfigError, CplaneError, UnsafePath, errno_name
 
 BACKLOG = 1024
 """Connections that may wait to be accepted; the system may allow fewer."""
 _LOCK_TIME = 5.0
 """How long to wait for another start or stop of the same id, in seconds."""
+_NUMBER = re.compile(r"[0-9]{1,10}")
 _PEERCRED = struct.Struct("3i")
 
 
@@ -64,11 +66,12 @@ class Access:
 
 
 def _gid(group: str) -> int:
-    if group.isdigit():
+    # The highest number is no group: it tells chown to leave things as they are.
+    if _NUMBER.fullmatch(group) and int(group) < MAX_ID:
         return int(group)
     try:
         return grp.getgrnam(group).gr_gid
-    except KeyError:
+    except (KeyError, ValueError):
         raise ConfigError(f"there is no group {group!r}") from None
 
 

@@ -191,7 +191,7 @@ class Registry:
         try:
             with open(self.path(f"{cplane_id}.json"), encoding="utf-8") as file:
                 record = Record(**json.load(file))
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             return None
         lists = (record.controllers, record.uris, record.written)
         right = all(isinstance(value, list) for value in lists)

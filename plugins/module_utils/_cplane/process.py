@@ -78,7 +78,7 @@ def inspect(pid_file: str) -> Optional[Process]:
         return None
     except OSError as error:
         raise CplaneError(f"cannot read {pid_file}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     return process if process.pid > 0 and is_alive(process) else None
 

@@ -13,10 +13,10 @@ import mmap
 import os
 import platform
 import time
-from typing import List, Optional
+from typing import List, Optional, Tuple
 
 from . import nvme
-from .client import Connection, QueuePair
+from .client import Attachment, Connection, QueuePair
 from .errors import ConfigError, CplaneError, ServerTimeout, WireError
 from .heap import read_descriptor, read_record
 from .nvme import Completion
@@ -38,20 +38,19 @@ class Attached:
         self.index = index
         attachment = connection.init(index)
         try:
-            if os.fstat(attachment.heap_fd).st_size < attachment.heap_nbytes:
-                raise WireError("reply to INIT_CONNECTION: heap_nbytes (u64 at offset 32) is more than was handed over")
-            self._heap_map = mmap.mmap(attachment.heap_fd, attachment.heap_nbytes)
-            self._bar0_map = mmap.mmap(attachment.bar0_fd, attachment.bar0_nbytes)
-        except (OSError, ValueError) as error:
-            raise CplaneError(f"cannot map what {connection.path} handed over: {error}") from None
+            self._heap_map, self._bar0_map = _map(attachment, connection.path)
         finally:
             attachment.close()
         self.heap = memoryview(self._heap_map)
         self.words = self.heap.cast("I")
         self._bar0_bytes = memoryview(self._bar0_map)
         self.bar0 = self._bar0_bytes.cast("I")
-        self.record = read_record(self.heap, attachment.record_offset)
-        self.descriptor = read_descriptor(self.heap, self.record.desc_offset)
+        try:
+            self.record = read_record(self.heap, attachment.record_offset)
+            self.descriptor = read_descriptor(self.heap, self.record.desc_offset)
+        except WireError:
+            self.close()
+            raise
 
     def __enter__(self) -> Attached:
         return self
@@ -76,8 +75,31 @@ class Attached:
         return Queue(self, self.connection.alloc_ioqpair(self.index, depth))
 
 
+def _map(attachment: Attachment, path: str) -> Tuple[mmap.mmap, mmap.mmap]:
+    """Map heap and BAR0; raises WireError where the reply and what was handed over do not fit, else CplaneError."""
+    for name, offset, nbytes in (
+        ("heap_nbytes", 32, attachment.heap_nbytes),
+        ("bar0_nbytes", 40, attachment.bar0_nbytes),
+    ):
+        if not nbytes or nbytes % 4:
+            raise WireError(f"reply to INIT_CONNECTION: {name} (u64 at offset {offset}) is {nbytes}, not whole words")
+    try:
+        if os.fstat(attachment.heap_fd).st_size < attachment.heap_nbytes:
+            raise WireError("reply to INIT_CONNECTION: heap_nbytes (u64 at offset 32) is more than was handed over")
+        heap = mmap.mmap(attachment.heap_fd, attachment.heap_nbytes)
+        try:
+            return heap, mmap.mmap(attachment.bar0_fd, attachment.bar0_nbytes)
+        except BaseException:
+            heap.close()
+            raise
+    except (OSError, ValueError, OverflowError) as error:
+        raise CplaneError(f"cannot map what {path} handed over: {error}") from None
+
+
 class Queue:
-    """An I/O queue pair of a client. Commands are numbered by the caller (0 to 65535)."""
+    """An I/O queue pair of a client; raises WireError where a pair that a server names is not in what it handed over.
+
+    Commands are numbered by the caller (0 to 65535)."""
 
     def __init__(self, attached: Attached, pair: QueuePair) -> None:
         self.pair = pair
@@ -89,6 +111,25 @@ class Queue:
         self._cq_doorbell = nvme.doorbell(pair.qid, completion=True, stride=stride)
         self._tail = self._head = 0
         self._phase = 1 << 16
+        self._check()
+
+    def _check(self) -> None:
+        """Nothing that the server says may lead out of the memory that it handed over."""
+        depth = self.pair.depth
+        if depth < 2:
+            raise WireError(f"reply to ALLOC_IOQPAIR: depth (u16 at offset 52) is {depth}")
+        if self._cq_doorbell >= len(self._bar0):
+            raise WireError(
+                f"reply to ALLOC_IOQPAIR: qid (u32 at offset 48) is {self.pair.qid}, beyond the end of BAR0"
+            )
+        room = ((nvme.SQE, depth), (nvme.CQE, depth), (nvme.PAGE, min(depth, PRP_PAGES)))
+        for place, (name, (size, count)) in enumerate(zip(("sq_offset", "cq_offset", "prp_offset"), room)):
+            offset = getattr(self.pair, name)
+            if offset % size or offset + size * count > len(self._attached.heap):
+                raise WireError(
+                    f"reply to ALLOC_IOQPAIR: {name} (u64 at offset {24 + 8 * place}) is {offset}: {count} entries of "
+                    f"{size} bytes do not lie there, in the heap of {len(self._attached.heap)} bytes"
+                )
 
     def close(self) -> None:
         """Give the queue pair back."""

@@ -180,7 +180,12 @@ def block_number(path: str) -> str:
 
 def block_name(path: str) -> str:
     """Name of the block device that a path below /dev stands for, also through links such as /dev/mapper."""
-    return os.path.basename(os.path.realpath(path)) if path.startswith("/dev/") else ""
+    if not path.startswith("/dev/"):
+        return ""
+    try:
+        return os.path.basename(os.path.realpath(path))
+    except ValueError:
+        return ""  # with a NUL in it, no path is one
 
 
 def _mount(number: str, point: str, source: str, kind: str) -> Mount:
@@ -232,7 +237,7 @@ def _routes(
         fields = line.split()
         try:
             route = parse(fields) if fields else None
-        except (IndexError, ValueError):
+        except (IndexError, ValueError, OverflowError):
             problems.append(Problem(f"could not understand {line[:80]!r} in {printable(path)}"))
             continue
         if route is not None:

@@ -124,10 +124,10 @@ class _Scan:
             if self._is_new_namespace(pid):
                 self._add_mounts(pid)
             self._add_files(pid)
-        except PermissionError:
-            self._hidden += 1
-        except OSError:
+        except (FileNotFoundError, ProcessLookupError):
             pass  # it ended
+        except OSError:
+            self._hidden += 1
 
     def _is_new_namespace(self, pid: str) -> bool:
         try:

@@ -4,11 +4,12 @@
 """PCI devices as sysfs shows them. The root is a parameter: a software node keeps a small sysfs of its own.
 
 Nothing here raises because an attribute is missing: devices vanish while they are looked at, and small trees have only
-the attributes that somebody needed. What is there and may not be read is a SysfsError.
+the attributes that somebody needed. What is there and cannot be read is a SysfsError.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from dataclasses import dataclass
@@ -28,10 +29,13 @@ _MAX_FOLDERS = 50000
 _MAX_ATTRIBUTE = 65536
 _IFF_UP = 1
 _SERIAL_CAPABILITY = 0x0003
+_NUMBER = re.compile(r"[0-9]{1,9}")
+# What the kernel says of that which is not there, or goes away just now. Every other error hides something.
+_GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO))
 
 
 class SysfsError(SharingError):
-    """A name that cannot be one in sysfs, or a device tree that is too large to look through."""
+    """A name that cannot be one in sysfs, what cannot be read, or a device tree too large to look through."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,8 @@ class Sysfs:
         """BDFs of the device's virtual functions that are there, in the order of their numbers."""
         folder = self.folder(bdf)
         links = [name for name in _sorted(_listdir(folder)) if re.fullmatch(r"virtfn[0-9]+", name)]
-        return [found for found in (_link_name(folder, link) for link in links) if found and self.inode(found)]
+        found = [_link_name(folder, link) or "" for link in links]
+        return [bdf for bdf in found if _BDF.fullmatch(bdf) and self.inode(bdf)]
 
     def driver(self, bdf: str) -> Optional[str]:
         """Name of the bound driver."""
@@ -163,12 +168,12 @@ class Sysfs:
 
     def has_driver(self, driver: str) -> bool:
         """Whether a PCI driver is loaded."""
-        return os.path.isdir(self._path("bus/pci/drivers", driver))
+        return _exists(self._path("bus/pci/drivers", driver))
 
     def drivers_of(self, module: str) -> Optional[List[str]]:
         """The PCI drivers of a kernel module; None where it is not loaded."""
         folder = self._path("module", module.replace("-", "_"))
-        if not os.path.isdir(folder):
+        if not _exists(folder):
             return None
         prefix = "pci:"
         names = _listdir(os.path.join(folder, "drivers"))
@@ -176,10 +181,8 @@ class Sysfs:
 
     def inode(self, bdf: str) -> Optional[int]:
         """Inode of the device's own folder, new for every appearance of the device; None when it is not there."""
-        try:
-            return os.stat(self.folder(bdf)).st_ino
-        except OSError:
-            return None
+        found = _stat(self.folder(bdf))
+        return None if found is None else found.st_ino
 
     def serial(self, bdf: str) -> Optional[str]:
         """Serial number: of the NVMe controller, else the PCIe capability (written 00-11-22-... as lspci does)."""
@@ -211,13 +214,13 @@ class Sysfs:
         subsystems = self._path("class/nvme-subsystem")
         places = [self._path("class/block"), self._path("block")]
         places += [os.path.join(subsystems, entry) for entry in _listdir(subsystems)]
-        found = [place for place in places if os.path.isdir(os.path.join(place, name))]
+        found = [place for place in places if _exists(os.path.join(place, name))]
         return _block(os.path.join((found or places)[0], name))
 
     def partitions(self, disk: Entry) -> List[Entry]:
         """The partitions of a disk, in order."""
         folders = [os.path.join(disk.folder, name) for name in _sorted(_listdir(disk.folder))]
-        return [_block(folder) for folder in folders if os.path.exists(os.path.join(folder, "partition"))]
+        return [_block(folder) for folder in folders if _exists(os.path.join(folder, "partition"))]
 
     def holders(self, block: Entry) -> List[str]:
         """Names of the block devices that are built on this one (dm, md, bcache)."""
@@ -225,7 +228,7 @@ class Sysfs:
 
     def is_bcache(self, block: Entry) -> bool:
         """Whether bcache has this block device, as a cache that may have nothing to cache yet, too."""
-        return os.path.isdir(os.path.join(block.folder, "bcache"))
+        return _exists(os.path.join(block.folder, "bcache"))
 
     def loops(self) -> List[Tuple[str, str]]:
         """The loop devices that are set up, each with the path of what it is on."""
@@ -266,11 +269,18 @@ class Sysfs:
         return Entry(name, self._path("class/net", name))
 
     def is_up(self, interface: Entry) -> bool:
-        """IFF_UP among the interface's flags; where these are missing, its operstate is ``up``."""
+        """IFF_UP among the interface's flags; where these are missing, its operstate is ``up``.
+
+        SysfsError where the interface is not there any more, as far as can be told: it may be up under another name.
+        """
         try:
             return bool(int(_read(os.path.join(interface.folder, "flags")) or "", 16) & _IFF_UP)
         except ValueError:
-            return _read(os.path.join(interface.folder, "operstate")) == "up"
+            state = _read(os.path.join(interface.folder, "operstate"))
+        # The kernel gives both to every interface; a small tree need not.
+        if state is None and (self.is_kernels() or not _exists(interface.folder)):
+            raise SysfsError(f"{interface.folder} went away while it was looked at; run again")
+        return state == "up"
 
     def uppers(self, interface: Entry) -> List[str]:
         """Names of the interfaces directly above this one: its bond or bridge (master), VLANs and the like."""
@@ -282,24 +292,22 @@ class Sysfs:
     def module(self) -> Optional[Tuple[str, Optional[str]]]:
         """Name and version of the SmartIO module that is loaded; None without one, no version where it tells none."""
         for name in _MODULES:
-            if os.path.isdir(self._path("module", name)):
+            if _exists(self._path("module", name)):
                 return name, _read(self._path("module", name, "version")) or None
         return None
 
     def has_iommu(self) -> Optional[bool]:
         """Whether an IOMMU is active; None where this is not the sysfs of a whole machine, as a software node's."""
-        if not os.path.isdir(self._path("devices/system")):
+        if not _exists(self._path("devices/system")):
             return None
         return bool(_listdir(self._path("class/iommu")) or _listdir(self._path("kernel/iommu_groups")))
 
     def module_stamp(self) -> Optional[Tuple[int, int]]:
         """Inode and ctime (ns) of the SmartIO module's folder: they change with every load. None without the module."""
         for module in _MODULES:
-            try:
-                found = os.stat(self._path("module", module))
-            except OSError:
-                continue
-            return found.st_ino, found.st_ctime_ns
+            found = _stat(self._path("module", module))
+            if found is not None:
+                return found.st_ino, found.st_ctime_ns
         return None
 
     def parameter(self, name: str) -> Optional[str]:
@@ -392,7 +400,7 @@ class _Walk:
             inside == "block"
             or uevent.get("DEVTYPE") in ("disk", "partition")
             or _NAMESPACE.fullmatch(name) is not None
-            or os.path.exists(os.path.join(path, "partition"))
+            or _exists(os.path.join(path, "partition"))
         )
         number = _read(os.path.join(path, "dev")) or ""
         node = uevent.get("DEVNAME", name)
@@ -422,18 +430,33 @@ def _sorted(names: Iterable[str]) -> List[str]:
     return sorted(names, key=_natural)
 
 
-def _denied(path: str) -> SysfsError:
-    """What may not be read is no less there: taking it for missing could let a disk in use be lent."""
-    return SysfsError(f"could not read {path}: permission denied; run as root (become: true)")
+def _unreadable(path: str, error: OSError) -> SysfsError:
+    """What cannot be read is no less there: taking it for missing could let a disk in use be lent."""
+    advice = "; run as root (become: true)" if isinstance(error, PermissionError) else ""
+    said = "permission denied" if advice else (error.strerror or str(error)).lower()
+    return SysfsError(f"could not read {path}: {said}{advice}")
+
+
+def _stat(path: str) -> Optional[os.stat_result]:
+    try:
+        return os.stat(path)
+    except OSError as error:
+        if error.errno in _GONE:
+            return None
+        raise _unreadable(path, error) from error
+
+
+def _exists(path: str) -> bool:
+    return _stat(path) is not None
 
 
 def _listdir(folder: str) -> List[str]:
     try:
         return os.listdir(folder)
-    except PermissionError as error:
-        raise _denied(folder) from error
-    except OSError:
-        return []
+    except OSError as error:
+        if error.errno in _GONE:
+            return []
+        raise _unreadable(folder, error) from error
 
 
 def _folders(folder: str, follow: bool) -> List[str]:
@@ -441,10 +464,10 @@ def _folders(folder: str, follow: bool) -> List[str]:
     try:
         with os.scandir(folder) as entries:
             return _sorted([entry.name for entry in entries if entry.is_dir(follow_symlinks=follow)])
-    except PermissionError as error:
-        raise _denied(folder) from error
-    except OSError:
-        return []
+    except OSError as error:
+        if error.errno in _GONE:
+            return []
+        raise _unreadable(folder, error) from error
 
 
 def _read_bytes(path: str) -> bytes:
@@ -456,14 +479,14 @@ def _read_bytes(path: str) -> bytes:
 
 
 def _read(path: str) -> Optional[str]:
-    """An attribute without the white space around it, None where it cannot be read."""
+    """An attribute without the white space around it, None where it is not there."""
     try:
         with open(path, "rb") as file:
             return file.read(_MAX_ATTRIBUTE).decode("utf-8", "replace").strip()
-    except PermissionError as error:
-        raise _denied(path) from error
-    except OSError:
-        return None
+    except OSError as error:
+        if error.errno in _GONE:
+            return None
+        raise _unreadable(path, error) from error
 
 
 def _read_hex(folder: str, attribute: str, digits: int) -> str:
@@ -474,16 +497,16 @@ def _read_hex(folder: str, attribute: str, digits: int) -> str:
 
 def _read_number(folder: str, attribute: str) -> Optional[int]:
     text = _read(os.path.join(folder, attribute))
-    return int(text) if text and text.isdecimal() else None
+    return int(text) if text and _NUMBER.fullmatch(text) else None
 
 
 def _link_name(folder: str, link: str) -> Optional[str]:
     try:
         return os.path.basename(os.readlink(os.path.join(folder, link)).rstrip("/"))
-    except PermissionError as error:
-        raise _denied(os.path.join(folder, link)) from error
-    except OSError:
-        return None
+    except OSError as error:
+        if error.errno in _GONE:
+            return None
+        raise _unreadable(os.path.join(folder, link), error) from error
 
 
 def _serial_capability(config: bytes) -> Optional[str]:

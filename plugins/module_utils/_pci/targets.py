@@ -79,7 +79,11 @@ def target(bdf: str, sysfs: Sysfs, proc: str, mounts: Callable[[], Iterable[Moun
     found = _alone(bdf, sysfs, proc, mounts)
     if not found.device.numvfs:
         return found
-    return replace(found, functions=tuple(_alone(name, sysfs, proc, mounts) for name in sysfs.virtual_functions(bdf)))
+    try:
+        names = sysfs.virtual_functions(bdf)
+    except SysfsError as error:
+        return replace(found, problem=error.message)
+    return replace(found, functions=tuple(_alone(name, sysfs, proc, mounts) for name in names))
 
 
 def _alone(bdf: str, sysfs: Sysfs, proc: str, mounts: Callable[[], Iterable[Mount]]) -> Target:

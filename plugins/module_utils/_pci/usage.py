@@ -60,6 +60,9 @@ class Ending:
 
 _NOTHING_ENDS = Ending()
 
+# Of a device that went away, or came anew, nothing that was read holds.
+_MOVED = Usage(never=("went away or came anew while it was looked at; run again",))
+
 
 def must_not_touch(bdf: str, never: Sequence[str]) -> SharingError:
     """The error for a device that not even force may touch."""
@@ -134,17 +137,35 @@ def observe(
     process or of an ancestor. ``addresses`` tells the node's IPv4 addresses, address to interface.
     """
     node = _Node(sysfs, proc, connection, addresses, ending)
-    targets = {bdf: target(bdf, sysfs, proc, lambda: node.storage.mounts) for bdf in bdfs}
+    before = {bdf: _inode(bdf, sysfs) for bdf in bdfs}
+    targets = {bdf: target(bdf, sysfs, proc, lambda: node.storage.mounts) for bdf in before}
     node.wanted = [key for whole in targets.values() for one in (whole, *whole.functions) for key in one.nodes]
-    return {bdf: _usage(found, node) for bdf, found in targets.items()}
+    found = {bdf: _usage(one, node) for bdf, one in targets.items()}
+    return {bdf: usage if _inode(bdf, sysfs) == before[bdf] else _MOVED for bdf, usage in found.items()}
+
+
+def _inode(bdf: str, sysfs: Sysfs) -> Optional[int]:
+    """Of the device's folder, which is another one for each appearance; what cannot be told is found elsewhere."""
+    try:
+        return sysfs.inode(bdf)
+    except SysfsError:
+        return None
 
 
 def _usage(target: Target, node: _Node) -> Usage:
-    findings = [finding for kind in _KINDS for finding in kind(target, node)]
+    findings = [finding for kind in _KINDS for finding in _findings(kind, target, node)]
     return Usage(
         reasons=tuple(dict.fromkeys(printable(finding.text) for finding in findings if not finding.never)),
         never=tuple(dict.fromkeys(printable(finding.text) for finding in findings if finding.never)),
     )
+
+
+def _findings(kind: Callable[[Target, _Node], Iterator[_Finding]], target: Target, node: _Node) -> Iterator[_Finding]:
+    """Of one kind. What is there and cannot be read may hide that the device must never be touched."""
+    try:
+        yield from kind(target, node)
+    except SysfsError as error:
+        yield _Finding(error.message, never=True)
 
 
 def _kind_of_device(target: Target, node: _Node) -> Iterator[_Finding]:

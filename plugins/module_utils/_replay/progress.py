@@ -42,7 +42,7 @@ def load(run_dir: str) -> Progress:
         stamp = Stamp(str(data["boot_id"]), (int(inode), int(ctime)))
         refused = {str(key): str(reason) for key, reason in data["refused"].items()}
         return Progress(stamp, {str(key) for key in data["done"]}, refused)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return Progress()
 
 

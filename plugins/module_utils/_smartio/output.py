@@ -17,7 +17,7 @@ from .model import Borrowed, FabricDevice, PoolEntry, PoolList, normalise_fdid
 
 _ENTRY = re.compile(r"\s*(?:ID\s+)?(?:0[xX])?(?P<fdid>[0-9a-fA-F]{2,16})\s*:\s*(?P<rest>.*)\Z", re.DOTALL)
 _WORD = re.compile(r"\[([^\[\]]*)\]\Z")
-_CARD = re.compile(r"Card\s+([0-9]{1,9})\s*-\s*NodeId:\s*([0-9]{1,9})(?![0-9])", re.IGNORECASE)
+_CARD = re.compile(r"Card\s+(0*[1-9][0-9]{0,8})\s*-\s*NodeId:\s*([0-9]{1,9})(?![0-9])", re.IGNORECASE)
 _BDF = re.compile(
     r"(?<![0-9A-Fa-f:.])(?:([0-7]?[0-9A-Fa-f]{4,7}):)?([0-9A-Fa-f]{2}:[01][0-9A-Fa-f]\.[0-7])(?![0-9A-Fa-f:.])"
 )

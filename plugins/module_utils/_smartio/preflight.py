@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from typing import Any, Collection, Dict, List, Mapping, Optional
 
@@ -59,8 +60,13 @@ def read_cpu(proc: str) -> Optional[Cpu]:
     fields = {key.strip(): printable(value.strip()) for key, _colon, value in lines}
     if not fields.get("model name"):
         return None
-    numbers = (int(text) if text.isdecimal() else 0 for text in (fields.get("cpu family", ""), fields.get("model", "")))
+    numbers = (_number(fields.get(key, "")) for key in ("cpu family", "model"))
     return Cpu(fields["model name"], fields.get("vendor_id", ""), *numbers)
+
+
+def _number(text: str) -> int:
+    """A number as the kernel prints it, 0 for anything else."""
+    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else 0
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,7 @@ def test_what_a_peer_must_not_send(change: Dict[str, Any]) -> None:
 def test_files_that_are_no_configuration(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load_json(str(tmp_path / "none"))
-    (tmp_path / "bad").write_text("{")
-    with pytest.raises(ConfigError, match="not JSON"):
-        load_json(str(tmp_path / "bad"))
+    for bad in ("{", "[" * 100000):
+        (tmp_path / "bad").write_text(bad)
+        with pytest.raises(ConfigError, match="not JSON"):
+            load_json(str(tmp_path / "bad"))

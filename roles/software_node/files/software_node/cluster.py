@@ -80,7 +80,7 @@ class Cluster:
                 return [Running(**data) for data in json.load(stream)]
         except FileNotFoundError:
             return []
-        except (OSError, TypeError, ValueError) as error:
+        except (OSError, TypeError, ValueError, RecursionError) as error:
             raise ClusterError(f"{path}: cannot be read: {error}") from None
 
     def _record(self, nodes: Sequence[Running]) -> None:

@@ -427,5 +427,5 @@ def load_json(path: str) -> Any:
             return json.load(stream)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: is not JSON: {error}") from None

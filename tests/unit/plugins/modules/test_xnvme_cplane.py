@@ -442,7 +442,9 @@ def test_a_server_whose_controller_died_is_restarted_when_idle(lab: Lab) -> None
     assert [one["nsq_total"] for one in server["controllers"]] == [64, 64]
 
 
-@pytest.mark.parametrize("text", ["", "12", "{", "[]", '{"pid": -1}', '{"pid": 1, "start_time": 0}'])
+@pytest.mark.parametrize(
+    "text", ["", "12", "{", "[]", "[" * 100000, '{"pid": -1}', '{"pid": 1, "start_time": 0}', '{"pid": Infinity}']
+)
 def test_garbage_in_the_pid_file_means_nobody(lab: Lab, text: str) -> None:
     lab.state.mkdir()
     (lab.state / "7.pid").write_text(text)

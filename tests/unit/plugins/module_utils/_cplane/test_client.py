@@ -234,7 +234,7 @@ def test_a_server_of_another_version(tmp_path: Path, serve: Callable[..., None],
         connection.status(0)
 
 
-@pytest.mark.parametrize("status", [11, 1, -11, -107])
+@pytest.mark.parametrize("status", [11, 1, -11, -107, 9999, (1 << 31) - 1, -(1 << 31)])
 def test_any_status_is_a_failure(tmp_path: Path, serve: Callable[..., None], status: int) -> None:
     """A timeout of the reference comes with the wrong sign."""
     serve(replier(lambda request: Message(request.op, 0, status=status).encode_reply()))

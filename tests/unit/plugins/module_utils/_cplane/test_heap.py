@@ -135,6 +135,10 @@ def test_addresses() -> None:
     for bad in (-1, 4 << 20):
         with pytest.raises(WireError, match="outside"):
             table.address(bad)
+    for wide in (Descriptor(2, 1 << 20, (1 << 64) - 5), Descriptor(1, 8192, 0, 12, ((1 << 64) - 5,))):
+        assert wide.address(4) == (1 << 64) - 1
+        with pytest.raises(WireError, match="more than 64 bits"):
+            wide.address(5)
     with pytest.raises(WireError, match="no page 1"):
         Descriptor(1, 4 << 20, 0, 21, (0,)).address(2 << 20)
 

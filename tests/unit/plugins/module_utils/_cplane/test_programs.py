@@ -17,7 +17,7 @@ import sys
 import threading
 import zipfile
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Sequence
 
 import pytest
 import yaml
@@ -252,6 +252,65 @@ def test_the_example(start: Callable[..., Any], capsys: pytest.CaptureFixture[st
     with client.connect(7, str(server.directory)) as connection:
         found = connection.status(0)
         assert (found.nclients, found.nclients_ctrlr, found.nqueues) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"depth": 0}, "depth .u16 at offset 52. is 0"),
+        ({"depth": 1}, "depth"),
+        ({"qid": 100000}, "qid .u32 at offset 48. is 100000, beyond the end of BAR0"),
+        ({"sq_offset": (1 << 64) - 64}, "sq_offset .u64 at offset 24."),
+        ({"sq_offset": 4097}, "sq_offset"),
+        ({"cq_offset": 1 << 40}, "cq_offset .u64 at offset 32."),
+        ({"prp_offset": (80 << 20) - 4096}, "prp_offset .u64 at offset 40."),
+    ],
+)
+def test_a_queue_pair_that_is_not_in_the_heap(start: Callable[..., Any], wrong: Dict[str, int], words: str) -> None:
+    """A client must not use what a server only says that it handed over."""
+    server = start("emu:a")
+    with client.connect(7, str(server.directory)) as connection, qpair.Attached(connection, 0) as attached:
+        pair = connection.alloc_ioqpair(0, 16)
+        qpair.Queue(attached, pair)
+        with pytest.raises(WireError, match=words):
+            qpair.Queue(attached, pair._replace(**wrong))
+
+
+class HandsOver:
+    """A connection whose server hands over memory of some sizes, and says others."""
+
+    path = "somewhere"
+
+    def __init__(self, said: Sequence[int], sizes: Sequence[int]) -> None:
+        self._said, self._sizes = said, sizes
+
+    def init(self, _index: int) -> client.Attachment:
+        fds = [os.memfd_create("test") for _size in self._sizes]
+        for fd, size in zip(fds, self._sizes):
+            os.truncate(fd, size)
+        return client.Attachment(4096, self._said[0], self._said[1], fds[0], fds[1])
+
+
+@pytest.mark.parametrize(
+    ("said", "sizes"),
+    [
+        ((8190, 16384), (8192, 16384)),
+        ((8192, 16383), (8192, 16384)),
+        ((0, 16384), (8192, 16384)),
+        ((8192, 0), (8192, 16384)),
+        ((8192, 16384), (4096, 16384)),
+        ((8192, 16384), (8192, 4096)),
+        ((8192, (1 << 64) - 4), (8192, 16384)),
+        ((8192, 16384), (8192, 16384)),  # as large as it says, but without a record
+    ],
+)
+def test_memory_that_is_not_what_the_server_says(said: Sequence[int], sizes: Sequence[int]) -> None:
+    """An error of the control plane, and nothing stays open or mapped."""
+    before = len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("memfd:test")
+    connection: Any = HandsOver(said, sizes)
+    with pytest.raises(CplaneError):
+        qpair.Attached(connection, 0)
+    assert (len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("memfd:test")) == before
 
 
 def test_our_client_uses_every_operation(start: Callable[..., Any]) -> None:

@@ -959,6 +959,11 @@ def test_settings_apply_live(
             '{"socket_mode": 432}',
             '{"allow_uids": ["root"]}',
             '{"socket_group": "no such group"}',
+            '{"socket_group": "\u00b2"}',
+            '{"socket_group": "\\u0000"}',
+            '{"socket_group": 4294967295}',
+            '{"socket_group": 99999999999}',
+            "[" * 100000,
         ):
             said = server.errors().count("stay as they were")
             settings.write_text(wrong)

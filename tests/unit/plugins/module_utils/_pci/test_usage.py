@@ -3,14 +3,16 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
+import shutil
 import socket
 import struct
 import tempfile
 import threading
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import pytest
 from ansible_collections.iofabric.sharing.plugins.module_utils._pci import proc as proc_module
@@ -824,3 +826,143 @@ def test_a_real_block_device_behind_the_root_is_found() -> None:
     device = os.stat("/").st_dev
     assert found[-1].number in ("", f"{os.major(device)}:{os.minor(device)}")
     assert isinstance(found[-1], Mount)
+
+
+# -- what changes or fails while it is looked at ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", ["listdir", "scandir", "readlink", "stat"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ENOMEM])
+def test_what_cannot_be_read_is_a_reason(
+    fake: Any, proc: Any, monkeypatch: pytest.MonkeyPatch, function: str, number: int
+) -> None:
+    """It may hide that the device must never be touched, so force does not override it."""
+    fake.nvme()
+    place = {
+        "listdir": "/nvme0n1/holders",
+        "scandir": f"/devices/{BDF}",
+        "readlink": f"/{BDF}/driver",
+        "stat": "/nvme0n1/bcache",
+    }[function]
+    real = getattr(os, function)
+
+    def failing(path: Any = ".", *rest: Any, **more: Any) -> Any:
+        if str(path).endswith(place):
+            raise OSError(number, os.strerror(number), path)
+        return real(path, *rest, **more)
+
+    assert look(fake, proc) == Usage()
+    monkeypatch.setattr(os, function, failing)
+    found = look(fake, proc)
+    monkeypatch.undo()
+    assert not found.reasons
+    assert len(found.never) == 1
+    assert found.never[0].startswith("could not read ")
+    assert os.strerror(number).lower() in found.never[0]
+    assert ("run as root" in found.never[0]) == (number == errno.EACCES)
+
+
+def test_an_attribute_that_became_a_folder_is_a_reason(fake: Any, proc: Any) -> None:
+    folder = fake.nvme()
+    (fake.root / folder / "class").unlink()
+    (fake.root / folder / "class").mkdir()
+    assert [text.endswith("class: is a directory") for text in look(fake, proc).never] == [True]
+
+
+def after(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, change: Callable[[], object]) -> None:
+    """Have something happen once a function of a module has returned."""
+    real = getattr(module, name)
+
+    def then(*args: Any, **more: Any) -> Any:
+        result = real(*args, **more)
+        change()
+        return result
+
+    monkeypatch.setattr(module, name, then)
+
+
+@pytest.mark.parametrize("with_another", [False, True])
+def test_a_device_that_was_pulled_was_not_seen(
+    fake: Any, proc: Any, monkeypatch: pytest.MonkeyPatch, with_another: bool
+) -> None:
+    """Also where another one is in its place at once."""
+    folder = fake.nvme()
+
+    def pull() -> None:
+        if with_another:
+            shutil.copytree(fake.root / folder, fake.root / "other", symlinks=True)
+        shutil.rmtree(fake.root / folder)
+        if with_another:
+            (fake.root / "other").rename(fake.root / folder)
+
+    after(monkeypatch, usage_module, "target", pull)
+    assert look(fake, proc).never == ("went away or came anew while it was looked at; run again",)
+
+
+def test_an_interface_that_is_renamed_may_be_up(fake: Any, proc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    nic(fake, "eth0", flags="0x1003")
+    place = fake.root / f"devices/pci0000:80/{NIC}/net"
+    after(monkeypatch, usage_module, "target", lambda: (place / "eth0").rename(place / "enp1s0"))
+    (text,) = look(fake, proc, NIC).never
+    assert text.endswith("net/eth0 went away while it was looked at; run again")
+
+
+def test_an_interface_that_tells_nothing_may_be_up(fake: Any, proc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes away just now, or comes: the kernel's own sysfs always tells. A small tree need not."""
+    nic(fake, "eth0", flags="")
+    assert look(fake, proc, NIC) == Usage()
+    (fake.root / f"devices/pci0000:80/{NIC}/net/eth0/flags").unlink()
+    assert look(fake, proc, NIC) == Usage()
+    monkeypatch.setattr(Sysfs, "is_kernels", lambda _self: True)
+    assert len(look(fake, proc, NIC).never) == 1
+
+
+def test_one_device_that_cannot_be_read_does_not_hide_the_others(
+    fake: Any, proc: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.nvme()
+    nic(fake, "eth0")
+    place = fake.root / f"devices/pci0000:80/{NIC}/net"
+    real = usage_module.target
+
+    def renamed(bdf: str, *rest: Any) -> Any:
+        found = real(bdf, *rest)
+        if bdf == NIC:
+            (place / "eth0").rename(place / "enp1s0")
+        return found
+
+    monkeypatch.setattr(usage_module, "target", renamed)
+    found = observe([BDF, NIC], fake.sysfs, proc.path, "", dict)
+    assert found[BDF] == Usage()
+    assert found[NIC].never
+
+
+@pytest.mark.parametrize("count", ["9" * 5000, "\u00b2", "-1", "1 1"])
+def test_a_number_that_is_none_is_not_told(fake: Any, proc: Any, count: str) -> None:
+    fake.device(BDF, sriov_numvfs=count, **{"class": "0x020000"})
+    assert fake.sysfs.device(BDF).numvfs is None
+    assert look(fake, proc) == Usage()
+
+
+def test_a_virtual_function_that_is_no_device_is_none(fake: Any, proc: Any) -> None:
+    folder = fake.device(BDF, sriov_numvfs="1", **{"class": "0x020000"})
+    (fake.root / folder / "virtfn0").symlink_to("../nonsense")
+    assert fake.sysfs.virtual_functions(BDF) == []
+    assert look(fake, proc).reasons == ("1 virtual function is enabled",)
+
+
+@pytest.mark.parametrize(
+    "line", ["1" * 33 + " 00 0 00 0 0 0 0 00000001 eth0", "-1 00 0 00 0 0 0 0 00000001 eth0", "0 0", "z"]
+)
+def test_a_route_that_is_none_is_a_problem(fake: Any, proc: Any, line: str) -> None:
+    nic(fake, "eth0")
+    proc.append("net/ipv6_route", line)
+    (text,) = look(fake, proc, NIC).never
+    assert text.startswith("could not understand")
+
+
+def test_a_path_with_a_nul_is_none(fake: Any, proc: Any) -> None:
+    fake.nvme()
+    proc.mount("0:40", "/data", "/dev/nvme0\0n1")
+    proc.mount("259:1", "/srv")
+    assert look(fake, proc).reasons == ("mounted at /srv (nvme0n1p1)",)

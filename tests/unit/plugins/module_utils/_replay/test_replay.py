@@ -444,7 +444,14 @@ def test_a_reload_without_any_replay_is_found_by_what_modules_remember(sites: Pa
 def test_progress_that_is_damaged_is_done_again(sites: Pair) -> None:
     lender, _borrower = sites
     assert lender.replay() == 0
-    for junk in ("", "{", '{"format": 1}', '{"format": 1, "boot_id": 5, "module": "x", "done": 7, "refused": []}'):
+    for junk in (
+        "",
+        "{",
+        "[" * 100000,
+        '{"format": 1, "boot_id": "", "module": [Infinity, 0], "done": [], "refused": {}}',
+        '{"format": 1}',
+        '{"format": 1, "boot_id": 5, "module": "x", "done": 7, "refused": []}',
+    ):
         (lender.run_dir / "replayed.json").write_text(junk)
         mark = lender.node.mark()
         assert lender.replay() == 0

@@ -174,7 +174,7 @@ def test_list_round_trip(generation: str, entries: List[PoolEntry], ending: str)
     render = GENERATIONS[generation]
     parsed = parse_list("".join(render(entry) + ending for entry in entries))
     if generation == "2018":
-        entries = [PoolEntry(entry.fdid, entry.name.replace(": ", " "), entry.word) for entry in entries]
+        entries = [PoolEntry(entry.fdid, entry.name.replace(": ", " ").strip(), entry.word) for entry in entries]
     assert list(parsed.entries) == entries
     assert parsed.unread == ()
 
@@ -360,6 +360,7 @@ def test_node_id_samples(sample: Sample, name: str, ids: Dict[int, int]) -> None
         ("", {}),
         ("\ufffdCard 3 - NodeId: 68\ufffd", {2: 68}),
         ("Card 1 - NodeId: " + "9" * 5000, {}),
+        ("Card 0 - NodeId: 8\nCard 00 - NodeId: 8\nCard 01 - NodeId: 12", {0: 12}),
     ],
 )
 def test_node_ids(text: str, ids: Dict[int, int]) -> None:
