@@ -29,6 +29,8 @@ FUZZ_RUNS ?= 100000
 FUZZ_TARGETS ?=
 # How many targets run side by side.
 FUZZ_JOBS ?= 2
+# Where chance starts in `make models` and `make fuzz`; empty for another place every time.
+SEED ?=
 # What `make demo` runs, with the environment's Python.
 DEMO_RUNNER := extensions/demo/run.py
 
@@ -74,12 +76,12 @@ test: $(VENV)/dev.stamp $(COLLECTION) ## run all tests that need no root
 
 models: $(VENV)/dev.stamp $(COLLECTION) ## drive plans and modules with random sequences of wishes, faults and interruptions
 	$(VENV)/bin/python -m pytest tests/models -n 2 --dist loadgroup -ra --plan-sequences $(PLAN_SEQUENCES) \
-	  --module-sequences $(MODULE_SEQUENCES) $(PYTEST_ARGS)
+	  --module-sequences $(MODULE_SEQUENCES) $(if $(SEED),--hypothesis-seed=$(SEED)) $(PYTEST_ARGS)
 
 IN_FUZZ = PYTHONPATH="$(CURDIR)/.build/collections" $(VENV_FUZZ)/bin/python -B -m ansible_collections.iofabric.sharing.tests.fuzz
 
 fuzz: $(VENV_FUZZ)/fuzz.stamp $(COLLECTION) ## run parsers, servers and sysfs readers on inputs that Atheris makes up
-	$(IN_FUZZ) --runs $(FUZZ_RUNS) --jobs $(FUZZ_JOBS) $(FUZZ_TARGETS)
+	$(IN_FUZZ) --runs $(FUZZ_RUNS) --jobs $(FUZZ_JOBS) --seed $(or $(SEED),0) $(FUZZ_TARGETS)
 
 fuzz-keep: $(VENV_FUZZ)/fuzz.stamp $(COLLECTION) ## keep in tests/fuzz/corpus what `make fuzz` found worth it
 	$(IN_FUZZ).keep $(FUZZ_TARGETS)

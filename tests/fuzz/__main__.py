@@ -37,9 +37,10 @@ FINAL = re.compile(r'^\{"executions": .*\}$', re.MULTILINE)
 class Run:
     """One target's process, and what became of it."""
 
-    def __init__(self, name: str, runs: int) -> None:
+    def __init__(self, name: str, runs: int, seed: int) -> None:
         self.name = name
         self._runs = runs
+        self._seed = seed
         self._place = WORK / name
         self._log = self._place / "log"
         self._old: set[Path] = set()
@@ -78,7 +79,7 @@ class Run:
 
     def _call(self, target: Target) -> int:
         arguments = [f"-timeout={INPUT_SECONDS}", f"-rss_limit_mb={MEMORY_MIB}", f"-artifact_prefix={self._place}/"]
-        arguments += ["-reload=0", *([f"-dict={self._place / 'words'}"] if target.words else [])]
+        arguments += ["-reload=0", f"-seed={self._seed}", *([f"-dict={self._place / 'words'}"] if target.words else [])]
         places = [self._place / "corpus", self._place / "seeds", CORPUS / self.name, FOUND / self.name]
         command = [sys.executable, "-m", f"{__package__}.engine", self.name, str(self._runs), *arguments]
         command += [str(place) for place in places if place.is_dir()]
@@ -120,10 +121,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make fuzz", description=__doc__)
     parser.add_argument("--runs", type=int, default=100000, help="executions of each target")
     parser.add_argument("--jobs", type=int, default=2, help="targets that run at once")
+    parser.add_argument("--seed", type=int, default=0, help="where chance starts, 0 for another place every time")
     parser.add_argument("targets", nargs="*", choices=[[], *MODULES], help="all of them by default")
     chosen = parser.parse_args()
     begin = time.monotonic()
-    runs = [Run(name, chosen.runs) for name in chosen.targets or MODULES]
+    runs = [Run(name, chosen.runs, chosen.seed) for name in chosen.targets or MODULES]
     with ThreadPoolExecutor(chosen.jobs) as pool:
         for line in pool.map(Run.execute, runs):
             print(line, flush=True)
