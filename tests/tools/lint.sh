@@ -25,7 +25,7 @@ check ruff-format ruff format --check .
 check mypy mypy "$@"
 check mypy-tools mypy tests/tools
 check mypy-roles mypy roles/*/files/*.py playbooks/files/*.py
-check mypy-hosts mypy tests/hosts/hosts.py tests/hosts/inside.py
+check mypy-hosts env MYPYPATH=tests/hosts mypy tests/hosts/hosts.py tests/hosts/inside.py
 check mypy-vm mypy tests/vm/__main__.py tests/vm/playing.py tests/vm/inside/*.py tests/vm/connection/*.py tests/vm/callback/*.py
 check mypy-fuzz mypy -p ansible_collections.iofabric.sharing.tests.fuzz
 check shellcheck shellcheck .ci/run tests/tools/*.sh tests/vm/inside/init
