@@ -16,7 +16,20 @@ from typing import Any, Collection, Dict, FrozenSet, List, Mapping, Optional, Se
 
 from .._pci import usage
 from .._plan import Action, Item, Outcome, Plan, Report, SharingError
-from .claims import Claim, Fabric, Share, claim_from, matching, meant, misfit, share_out, shortfall, told_of, why_not
+from .claims import (
+    Claim,
+    Fabric,
+    Share,
+    claim_from,
+    is_anothers,
+    matching,
+    meant,
+    misfit,
+    share_out,
+    shortfall,
+    told_of,
+    why_not,
+)
 from .errors import DONE_ALREADY, TRY_LATER, ToolError
 from .host import Host, NodeResource, Places
 from .ledger import Ledger
@@ -244,7 +257,7 @@ class Borrowing:
 
     def _worth_waiting(self, share: Share, fabric: Fabric) -> bool:
         """Whether the claim lacks something that may still come: not when every device that matches is hopeless."""
-        if share.misfits or share.filled:
+        if share.misfits or share.filled or is_anothers(share.claim, fabric):
             return False
         others = [fdid for fdid in matching(share.claim, fabric) if not fabric.here(fdid)]
         return not others or any(fdid not in self._hopeless for fdid in others)

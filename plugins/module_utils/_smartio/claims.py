@@ -259,7 +259,7 @@ def share_out(claims: Sequence[Claim], fabric: Fabric, force: bool) -> List[Shar
     taken: Dict[str, Share] = {}
     for share in shares:
         _keep_own(share, fabric, taken)
-    reserved = frozenset(claim.fdid for claim in claims if claim.fdid and not _is_anothers(claim.fdid, claim, fabric))
+    reserved = frozenset(claim.fdid for claim in claims if claim.fdid and not is_anothers(claim, fabric))
     in_turn = sorted(shares, key=lambda share: share.claim.count is None)
     keeping = _Keeping(fabric, taken, reserved)
     for share in in_turn:
@@ -277,16 +277,17 @@ def share_out(claims: Sequence[Claim], fabric: Fabric, force: bool) -> List[Shar
 def _keep_own(share: Share, fabric: Fabric, taken: Dict[str, Share]) -> None:
     """The device that a claim names by fdid, and what was borrowed for it and is out of reach."""
     fdid = share.claim.fdid
-    if fdid is not None and fdid not in taken and not _is_anothers(fdid, share.claim, fabric):
+    if fdid is not None and fdid not in taken and not is_anothers(share.claim, fabric):
         _take(share, fdid, fabric, taken)
     for fdid in _own_out_of_reach(share.claim, fabric):
         if _room(share):
             share.waiting.append(fdid)
 
 
-def _is_anothers(fdid: str, claim: Claim, fabric: Fabric) -> bool:
-    """Whether a device is borrowed under another label than the claim's: it stays there, whoever names it."""
-    return claim.label is not None and fabric.label_of(fdid) not in (None, claim.label)
+def is_anothers(claim: Claim, fabric: Fabric) -> bool:
+    """Whether what a claim names by fdid is borrowed under another label: it stays there, whoever names it."""
+    named = claim.fdid is not None and claim.label is not None
+    return named and fabric.label_of(str(claim.fdid)) not in (None, claim.label)
 
 
 def _keep_labelled(share: Share, shares: Sequence[Share], keeping: _Keeping) -> None:

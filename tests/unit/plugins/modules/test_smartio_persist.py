@@ -193,6 +193,7 @@ def test_control_planes_where_smartio_is_not_installed(tmp_path: Path, fabric: F
         "socket_mode": "0600",
         "socket_group": None,
         "allow_uids": [],
+        "driver": "none",
         "homi": "homi",
         "program": None,
         "socket_dir": "/tmp",  # noqa: S108 - where clients look
