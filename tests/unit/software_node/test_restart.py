@@ -6,9 +6,15 @@
 from __future__ import annotations
 
 import errno
+import os
+import select
+import socket
+import threading
+from pathlib import Path
 from typing import Any, Callable, Dict
 
 import pytest
+from software_node import tool
 
 FDID = "80600"
 
@@ -67,6 +73,35 @@ def test_a_lender_that_dies(cluster: Any, poll: Any) -> None:
     assert FDID in borrower.ok("list")
     borrower.ok("borrow", FDID)
     assert cluster["other"].status("borrow", FDID) == errno.EBUSY
+
+
+def test_a_daemon_that_ends_before_it_has_read_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As without a daemon: nothing was done, and no number is told that the tool does not know."""
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(tool.SOCKET_NAME)
+        listener.listen()
+
+        def end_without_reading() -> None:
+            link, _address = listener.accept()
+            select.select([link], [], [], 10)
+            link.close()
+
+        daemon = threading.Thread(target=end_without_reading)
+        daemon.start()
+        status = tool.main(os.fspath(tmp_path), "smartio_tool", ["list"])
+        daemon.join()
+    assert status == errno.ENXIO
+    assert "smartio_tool: the SmartIO driver is not loaded" in capfd.readouterr().err
+
+
+def test_a_daemon_that_has_ended_is_no_closed_output() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with ours, pytest.raises(ConnectionResetError):
+        tool.talk(ours, "smartio_tool", ["list"])
 
 
 def test_a_lender_that_is_back_is_noticed_without_a_question(cluster: Any, poll: Any) -> None:

@@ -27,8 +27,11 @@ SOCKET_NAME = "node.sock"
 
 def _send(link: socket, letter: bytes, payload: bytes) -> None:
     data = letter + len(payload).to_bytes(4, "big") + payload
-    while data:
-        data = data[link.send(data) :]
+    try:
+        while data:
+            data = data[link.send(data) :]
+    except BrokenPipeError:  # not that of standard output
+        raise ConnectionResetError(104, "the node's daemon ended") from None
 
 
 def _exactly(link: socket, count: int) -> bytes:
@@ -108,15 +111,21 @@ def talk(link: socket, program: str, args: List[str]) -> int:
             return int(payload)
 
 
+def _not_loaded(folder: str, program: str, error: OSError) -> int:
+    _print(2, f"{program}: the SmartIO driver is not loaded (no node answers in {folder}: {error})\n".encode())
+    return 6  # ENXIO
+
+
 def main(folder: str, program: str, args: List[str]) -> int:
     """What the wrapper scripts call."""
     try:
         link = connect(folder)
     except OSError as error:
-        _print(2, f"{program}: the SmartIO driver is not loaded (no node answers in {folder}: {error})\n".encode())
-        return 6  # ENXIO
+        return _not_loaded(folder, program, error)
     try:
         return talk(link, program, args)
+    except ConnectionResetError as error:  # a daemon that is ending has not read the command
+        return _not_loaded(folder, program, error)
     except BrokenPipeError:
         return 32
     except OSError as error:
