@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, cast
 
 from .._pci import usage
 from .._pci.driver import DEFAULT, Binding, Want
@@ -124,8 +124,7 @@ class Drivers:
 
 
 def _moved(report: Report) -> List[str]:
-    rows = report.results["devices"]
-    assert isinstance(rows, list)
+    rows = cast(List[Dict[str, str]], report.results["devices"])
     return [row["bdf"] for row in rows if row["action"] != "none"]
 
 

@@ -113,7 +113,8 @@ class Node:
             self.tree.obey()
             for bdf, (have, want) in self.tree.wanted_vfs().items():
                 self._set_vfs(self.devices[bdf], have, want)
-                self.tree.reset_numvfs(bdf)
+                if self.tree.count_vfs(bdf) != want:
+                    self.tree.reset_numvfs(bdf)
 
     def _set_vfs(self, physical: Device, have: int, want: int) -> None:
         """As the kernel: from none to some, and back to none; not while one of them is in the pool."""

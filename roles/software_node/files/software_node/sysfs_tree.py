@@ -178,6 +178,10 @@ class SysfsTree:
                     result[bdf] = (have, int(text) if text.isdigit() else -1)
         return result
 
+    def count_vfs(self, bdf: Bdf) -> int:
+        """How many virtual functions there are."""
+        return len(self._virtual(self._placed[bdf]))
+
     def reset_numvfs(self, bdf: Bdf) -> None:
         """Shows the number of virtual functions that there are."""
         placed = self._placed[bdf]
@@ -345,16 +349,23 @@ class SysfsTree:
     def _join_physical(self, path: str, physical: Bdf) -> None:
         parent = self._placed[physical]
         self._link(os.path.join(path, "physfn"), parent.path)
-        self._link(os.path.join(parent.path, f"virtfn{len(self._virtual(parent))}"), path)
-        self.reset_numvfs(physical)
+        before = len(self._virtual(parent))
+        self._link(os.path.join(parent.path, f"virtfn{before}"), path)
+        self._show_numvfs(physical, before)
 
     def _leave_physical(self, placed: _Placed) -> None:
         physical = parse_bdf(placed.device.physfn)
         parent = self._placed[physical]
+        before = len(self._virtual(parent))
         for name in self._virtual(parent):
             if os.path.basename(os.readlink(os.path.join(parent.path, name))) == str(placed.device.bdf):
                 os.unlink(os.path.join(parent.path, name))
-        self.reset_numvfs(physical)
+        self._show_numvfs(physical, before)
+
+    def _show_numvfs(self, physical: Bdf, before: int) -> None:
+        """Show how many there are now, unless a number was asked for: it stands there already, or the next one does."""
+        if _read(os.path.join(self._placed[physical].path, "sriov_numvfs")) == str(before):
+            self.reset_numvfs(physical)
 
     def _pci_attributes(self, device: Device) -> Dict[str, str]:
         values = {
